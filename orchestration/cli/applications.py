@@ -263,7 +263,7 @@ def rename(lake: Lake, old: str, new: str, dry_run: bool, yes: bool, reason: str
 )
 @options.lake_options(create=True)
 def run(
-    lake: Lake, reference: str, master: str | None, wait: str, follow: str | None, **limits: Any
+    lake: Lake, reference: str, master: str | None, wait: str, follow: str | None, **more: Any
 ) -> None:
     """Bring the datasets of an application up to date and run its batches until it has caught up.
 
@@ -295,7 +295,7 @@ def run(
             _show_advanced(app, reference, advanced.reports)
             return
         if reporter is not None and stay is not None:
-            limits["on_report"] = reporter.add_batch
+            more["on_report"] = reporter.add_batch
         report = run_application(
             app,
             lake=lake,
@@ -306,7 +306,7 @@ def run(
             on_stage=show_stage,
             wait=max_wait,
             follow=stay,
-            **limits,
+            **more,
         )
         if reporter is not None:
             reporter.set_step(report.step)
@@ -340,9 +340,12 @@ def _show_run(app: Application, report: RunReport, stay: timedelta | None) -> No
         output.show_table(name, ["counter", "value"], list(counters.items()))
         for failed in report.step.samples.get(name, ()):
             output.show_line(f"{name} failed for {failed}")
-    end = "caught up"
-    if not report.step.caught_up:
-        end = "stopped at the limit" if stay is None else "stopped before the end of its inputs"
+    if report.step.caught_up:
+        end = "caught up"
+    elif stay is None:
+        end = "stopped at the limit"
+    else:
+        end = "stopped before the end of its inputs"
     output.console.print(f"{report.step.batches} batches, {end}.")
     for record in report.step.event_time.held:
         output.show_line(record.describe())

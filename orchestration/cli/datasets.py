@@ -109,7 +109,7 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     manifest = store.require_manifest()
     table = as_follower(manifest)
     if table is not None:
-        facts["declaration"].pop("order", None)  # of versions, which a bounded dataset has
+        facts["declaration"].pop("order", None)  # the order of versions, for bounded datasets
         try:
             facts["lag"] = maintenance.lag_facts(lake, table)
         # Its stream may be deleted, or registered only by the application's module.
@@ -150,18 +150,19 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], **at: str |
     """
     with _open(lake, name, **at) as opened:
         fields = _key_fields(opened)
-        read = opened.version
-        what = f"dataset {name!r}, version {read}"
+        version_read = opened.version
+        what = f"dataset {name!r}, version {version_read}"
         texts_of_keys = options.split_keys(name, opened.sealed.key, key)
         keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
         entries = opened.get_all(keys)
     answers = list(map(entries.get, keys))
     shown = []
     for texts, entry in zip(texts_of_keys, answers, strict=True):
-        shown.append({"key": texts, "version": read, "entry": entry})
+        shown.append({"key": texts, "version": version_read, "entry": entry})
     output.show_json(shown)
     for texts, entry in zip(texts_of_keys, answers, strict=True):
-        output.show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
+        title = f"{name} {', '.join(texts)} (version {version_read})"
+        output.show_record(title, entry, "no entry")
     output.fail_if_missing(answers)
 
 
@@ -216,11 +217,11 @@ def list_entries(
             leading = leading[0]  # the beginning of the first column's text, not all of it
         in_order = opened.items(leading, start=parse(start) or None, end=parse(end) or None)
         entries = [entry for _, entry in islice(in_order, limit)]
-        read = opened.version
+        version_read = opened.version
         columns = list(opened.schema.names)
-    output.show_json({"dataset": name, "version": read, "entries": entries})
+    output.show_json({"dataset": name, "version": version_read, "entries": entries})
     rows = [list(map(entry.__getitem__, columns)) for entry in entries]
-    output.show_table(f"{name} (version {read})", columns, rows, own=True)
+    output.show_table(f"{name} (version {version_read})", columns, rows, own=True)
 
 
 def _open(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
@@ -309,8 +310,9 @@ def _show_version(store: StoredVersions, version: str) -> None:
         }
     else:
         facts = _facts(manifest, ref)
-        verdicts = ref.verdicts
-        if ref.document is not None:
+        if ref.document is None:  # it was rejected before it was built
+            verdicts = ref.verdicts
+        else:
             sealed = store.log.read_version(ref)
             verdicts = sealed.verdicts
             facts |= {
@@ -470,23 +472,25 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
             raise ConfigurationError(problem, "Give one key.", dataset=name)
         key_fields = _key_fields(opened)
         every = opened.history_of(key_from_text(f"dataset {name!r}", key_fields, texts[0]))
-        values = [column for column in opened.schema.names if column not in opened.sealed.key]
+        value_columns = [name for name in opened.schema.names if name not in opened.sealed.key]
     newest = every[-limit:]
     names = ("valid_from", "valid_to", "is_current", "interval_id", "entry")
     output.show_json([{name: getattr(part, name) for name in names} for part in newest])
     if not every:
         output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
-        output.fail_if_missing([None])
+        output.fail_if_missing([None])  # exits
     rows = []
     for part in newest:
-        cells = ["deleted", *[""] * (len(values) - 1)]
-        if part.entry is not None:
-            cells = [part.entry[column] for column in values]
+        if part.entry is None:
+            cells = ["deleted", *[""] * (len(value_columns) - 1)]
+        else:
+            cells = [part.entry[column] for column in value_columns]
         rows.append([_format_utc(part.valid_from), _format_utc(part.valid_to), *cells])
     title = f"{name} {', '.join(texts[0])} over time, in UTC"
     if len(newest) < len(every):
         title += f", the newest {len(newest)} of {len(every)} (--limit)"
-    output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+    columns = ["valid from", "valid to", *(value_columns or [""])]
+    output.show_table(title, columns, rows, own=True)
 
 
 def _format_utc(time: datetime | None) -> str:
@@ -659,8 +663,9 @@ def _describe_served(manifest: BoundedManifest) -> str:
     """Say which version is served, and whether it is pinned."""
     served = manifest.version
     pin = manifest.pin
-    text = "no version is served now"
-    if served is not None:
+    if served is None:
+        text = "no version is served now"
+    else:
         text = f"{served.id} ({served.name}) is served now"
     if pin is not None:
         text += ", pinned"

@@ -149,10 +149,11 @@ def datasets_advanced_with(app: Application, name: str) -> tuple[AdjunctDataset,
     Raises ConfigurationError if the application does not declare the dataset.
     """
     dataset = declared_dataset(app, name)
-    group = [dataset]
     version_set = dataset.version_set
     if version_set:
         group = [member for member in app.datasets if member.version_set == version_set]
+    else:
+        group = [dataset]
     return group_datasets(group, f"application {app.name!r}")[0]
 
 
@@ -163,9 +164,11 @@ def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
     """
     dataset = group[0]
     if len(group) > 1 or dataset.follows_changes:
-        what: str = dataset.kind
+        what: str
         if len(group) > 1:
             what = f"a member of the version set {dataset.version_set!r}"
+        else:
+            what = dataset.kind
         problem = f"dataset {dataset.name!r} is {what} and has no version partitions."
         step = "Omit --partition: everything that has been delivered is published."
         raise ConfigurationError(problem, step, setting="--partition", dataset=dataset.name)
@@ -189,7 +192,7 @@ def lag(lake: Lake, name: str) -> None:
 
 def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
     """Return the error for a dataset that follows no stream; `owner` is the application whose local
-    table it is, if it is one.
+    table it is, None for a bounded dataset.
     """
     if owner is not None:
         problem = (
@@ -231,8 +234,9 @@ def show_lag(facts: Mapping[str, Any]) -> None:
     )
     rows = []
     for ssp, lag in facts["partitions"].items():
-        behind = "never caught up"
-        if lag["seconds"] is not None:
+        if lag["seconds"] is None:
+            behind = "never caught up"
+        else:
             behind = str(timedelta(seconds=round(lag["seconds"])))
         shown = [lag[name] for name in ("next", "end", "offsets", "records", "lost")]
         rows.append([ssp, *shown, behind])
@@ -329,15 +333,16 @@ def expire(
     that are served, pinned, leased by a reader, needed by an open batch, or by an application that
     follows the changes, are kept. For cron; safe while readers and writers work.
     """
-    there = list_datasets(lake)
-    unknown = [name for name in names if name not in there]
+    existing = list_datasets(lake)
+    unknown = [name for name in names if name not in existing]
     if unknown:
-        problem = f"there is no dataset {unknown[0]!r}; the lake has: {', '.join(there) or 'none'}."
+        listed = ", ".join(existing) or "none"
+        problem = f"there is no dataset {unknown[0]!r}; the lake has: {listed}."
         raise ConfigurationError(problem, "Check the name and the lake.", dataset=unknown[0])
     given = _parse_retention(keep, grace, followed)
     reports = []
     errors = []
-    for name in names or there:
+    for name in names or existing:
         try:
             declared = StoredVersions(lake, name).require_manifest().declaration.discard
             policy = replace(declared, **given)
@@ -427,7 +432,7 @@ def _list_sealed(store: StoredVersions) -> list[VersionReader]:
         sealed = [ref.id for ref in store.versions() if ref.state == "sealed"]
         if sealed:
             return [store.version(ref) for ref in sealed]
-    return [store.require_current()]  # or its error
+    return [store.require_current()]  # raises if there is none
 
 
 @click.command()

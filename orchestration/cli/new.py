@@ -235,9 +235,10 @@ def _example_value(type_: Type, steps: Sequence[str]) -> str:
         return '"a"' if str(type_) == "string" else "1"
     members = []
     for member in type_.members:
-        value = "None"
         if member.name == steps[0]:
             value = _example_value(member.type, steps[1:])
+        else:
+            value = "None"
         members.append(f"{_literal(member.name)}: {value}")
     return f"{{{', '.join(members)}}}"
 
@@ -305,16 +306,16 @@ def create_project(name: str, *, in_yaml: bool = False, beginning: Beginning | N
 
 def _texts_over_files(texts: Mapping[str, str], beginning: Beginning) -> dict[str, str]:
     """Return the files of a project over a stream of records."""
-    over = {**texts, **dict(_template("new_project_from_files"))}
+    adapted = {**texts, **dict(_template("new_project_from_files"))}
     if beginning.folder:
-        over |= dict(_template("new_project_from_folder"))
-        del over[_DELIVER]
+        adapted |= dict(_template("new_project_from_folder"))
+        del adapted[_DELIVER]
     replacements = beginning.replacements()
-    for place, text in over.items():
+    for place, text in adapted.items():
         for old, new in replacements.items():
             text = text.replace(old, new)  # noqa: PLW2901
-        over[place] = text
-    return over
+        adapted[place] = text
+    return adapted
 
 
 def _template(name: str) -> Iterator[tuple[str, str]]:

@@ -101,6 +101,7 @@ def output_options(command: C) -> C:
     def silence_console(context: click.Context, option: click.Parameter, json: bool) -> None:
         console.quiet = json
 
+    # Both are for their callbacks only, which are called before other options are checked.
     only: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True}
     wide = click.option(
         "--wide", **only, callback=widen, help="Print full ids, times and texts in tables."

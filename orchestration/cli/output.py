@@ -175,7 +175,7 @@ def natural_width(
 # Prints the output for people. It is quiet with --json, so that commands can print both forms in
 # any case.
 console = Console()
-_errors = Console(stderr=True)
+_error_console = Console(stderr=True)
 
 WIDE = "adjunct.wide"
 _SHOWN = "adjunct.shown"
@@ -259,7 +259,7 @@ def show_line(text: str) -> None:
 def show_remark(text: str) -> None:
     """Print a line about what is beside the command's work on stderr, unless --json is given."""
     if not console.quiet:
-        _errors.print(text, markup=False, highlight=False, soft_wrap=True)
+        _error_console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Report(Protocol):
@@ -316,7 +316,7 @@ def show_table(
         cells = _format_cells(shorten_cells(rows))
         below = columns_below(columns, cells, console.width)
     shown = [at for at, name in enumerate(columns) if name not in below]
-    whole = cells
+    with_whole_paths = cells
     cells = _shorten_paths(columns, cells, path, [columns[at] for at in shown])
     width = natural_width([columns[at] for at in shown], columns, cells)
     is_whole = wide or (width <= console.width and not own)
@@ -332,7 +332,7 @@ def show_table(
         Console(width=max(console.width, width), quiet=console.quiet).print(table)
         return
     console.print(table)
-    _show_sentences(columns, below, whole)
+    _show_sentences(columns, below, with_whole_paths)
 
 
 def _shorten_paths(
@@ -434,7 +434,7 @@ def run_command(command: Callable[[], Any]) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _errors.print(
+        _error_console.print(
             "Stopped. Committed results are kept; run the same command again to continue."
         )
         return 130
@@ -451,19 +451,19 @@ def _show_error(error: Exception) -> int:
     ours = find_adjunct_error(error)
     if ours is None:
         _show_problem(error, _first_lines(error))
-        _errors.print("This error is unexpected; set ADJUNCT_DEBUG=1 for the traceback.")
+        _error_console.print("This error is unexpected; set ADJUNCT_DEBUG=1 for the traceback.")
         return 2
     place = ours.facts.get("declared_at")
     problem = f"{place}: {ours.problem}" if place else ours.problem
     _show_problem(ours, problem)
     for text in filter(None, [ours.next_step, *getattr(ours, "__notes__", ())]):
-        _errors.print(text, markup=False, highlight=False)
+        _error_console.print(text, markup=False, highlight=False)
     return CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1
 
 
 def _show_problem(error: Exception, problem: str) -> None:
     """Print the type of an error and its problem on stderr."""
-    _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {problem}"))
+    _error_console.print(Text.assemble((type(error).__name__, "bold red"), f": {problem}"))
 
 
 def _first_lines(error: BaseException) -> str:

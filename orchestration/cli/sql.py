@@ -115,11 +115,12 @@ def _show_table(reader: arrow.RecordBatchReader, limit: int) -> None:
     for table in _limited(reader, limit + 1):
         rows += _rows_of(table)
     shown = [list(row.values()) for row in rows[:limit]]
-    title = f"{len(shown):,} rows"
-    if len(shown) == 1:
-        title = "1 row"
     if len(rows) > limit:
         title = f"the first {limit:,} rows; there are more (--limit)"
+    elif len(shown) == 1:
+        title = "1 row"
+    else:
+        title = f"{len(shown):,} rows"
     output.show_table(title, list(reader.schema.names), shown, own=True)
 
 

@@ -99,8 +99,8 @@ def show_checkpoint(lake: Lake, name: str) -> None:
         inputs = measure_input_times(app, last.times, lake.now())
         held = _describe_held(lake, app, last, ends)
     times = _times_to_json(lake, app, last, inputs)
-    kept = [each.describe(lake.now()) for each in list_lagging_followers(lake, application)]
-    document = {"application": application, **last.to_json(), **times, "follows": kept}
+    followed = [each.describe(lake.now()) for each in list_lagging_followers(lake, application)]
+    document = {"application": application, **last.to_json(), **times, "follows": followed}
     if ends:
         document["behind"] = {str(ssp): end.behind for ssp, end in ends.items()}
     if held:
@@ -123,7 +123,7 @@ def show_checkpoint(lake: Lake, name: str) -> None:
             f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "
             f"({start.by}: {start.reason})."
         )
-    for text in kept:
+    for text in followed:
         show_line(f"{text}.")
     _show_open(last)
 
@@ -194,9 +194,10 @@ def abandon_batch(lake: Lake, name: str, skip: bool, yes: bool, reason: str, by:
         confirm(f"{verb} batch {opened.batch} of {name}?", yes=yes)
     intent = CheckpointManager(lake, name).abandon(reason=reason, by=by, skip=skip)
     show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
-    outcome = "abandoned; the next run reads its records again, in another batch"
     if skip:
         outcome = "skipped; the next run skips its records"
+    else:
+        outcome = "abandoned; the next run reads its records again, in another batch"
     show_line(f"Batch {intent.batch} of {name} is {outcome}.")
 
 
@@ -210,27 +211,29 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
     show_line(
         "A run that is at work on it fails with CommitConflictError, and its results do not count."
     )
-    effect = (
-        "Its records are read again in another batch: an output that already has their results"
-        " gets them twice."
-    )
-    if intent.restating is not None:
-        effect = "The results of its records, and of others with changed keys, are restated again."
     if skip:
         effect = (
             "Its records count as read: outputs and tables that do not have their results yet never"
             " get them."
+        )
+    elif intent.restating is not None:
+        effect = "The results of its records, and of others with changed keys, are restated again."
+    else:
+        effect = (
+            "Its records are read again in another batch: an output that already has their results"
+            " gets them twice."
         )
     show_line(effect)
 
 
 def _describe_batch(intent: Intent) -> str:
     """Say what an open batch reads, who has begun it, and when."""
-    what = f"{len(intent.ranges)} partitions"
-    if intent.replays:
-        what = "a replay"
     if intent.restating is not None:
         what = f"a restatement of {intent.restating.records} records"
+    elif intent.replays:
+        what = "a replay"
+    else:
+        what = f"{len(intent.ranges)} partitions"
     return f"batch {intent.batch} of {what}, begun by {intent.run} at {format_time(intent.clock)}"
 
 
@@ -300,6 +303,7 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
     """Return lines on what a commit changed, at this partition (None: at all, with only the
     first of many lines).
     """
+    # By partition, texts about startpoints and replays, and about moved positions.
     starts: dict[SystemStreamPartition, list[str]] = {}
     moves: dict[SystemStreamPartition, list[str]] = {}
     for at, resolved in change.resolved.items():
@@ -442,11 +446,11 @@ def set_startpoint(
         raise ConfigurationError(problem, step, setting="--oldest")
     app = load_application(reference)
     startpoints = Startpoints(app, lake=lake)
-    recorded = {name: options.pop(name) for name in ("by", "reason")}
+    audit = {name: options.pop(name) for name in ("by", "reason")}
     if dry_run:
         asked = startpoints.preview(partitions, start, until=until, **options)
     else:
-        asked = startpoints.request(partitions, start, until=until, **options, **recorded)
+        asked = startpoints.request(partitions, start, until=until, **options, **audit)
     next_step = (
         f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one"
         f" if it is on; otherwise: adjunct run {reference}."
@@ -504,9 +508,10 @@ def clear_requests(
 ) -> None:
     """Remove startpoints of PARTITIONs that are not applied yet, and stop bounded replays there."""
     if everything == bool(partitions):
-        problem = "neither PARTITIONs nor --all are given."
         if everything:
             problem = "PARTITIONs and --all are both given."
+        else:
+            problem = "neither PARTITIONs nor --all are given."
         step = "Give partitions, such as lake.flights.3, or --all."
         raise ConfigurationError(problem, step, setting="--all")
     startpoints = Startpoints(load_application(reference), lake=lake)
@@ -582,12 +587,13 @@ def _show_requested(asked: AskedStartpoints, start: Startpoint) -> None:
         columns.remove("until")
     rows = []
     for preview in asked.previews:
-        tasks = ", ".join(preview.tasks) or None
         if len(preview.tasks) > _MAX_TASKS:
             tasks = f"all {len(preview.tasks)} tasks"
+        else:
+            tasks = ", ".join(preview.tasks)
         row = {
             "partition": str(preview.request.ssp),
-            "task": tasks,
+            "task": tasks or None,
             "checkpoint": preview.checkpoint,
             "from": preview.start,
             "until": preview.end,

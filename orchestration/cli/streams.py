@@ -302,28 +302,33 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
     hour. For cron; safe while readers and writers work.
     """
     streams = LakeStreams(lake)
-    of_files = list(filter(is_of_files, names))
-    chosen = [_lake_stream(name) for name in names if not is_of_files(name)]
-    if not names:
+    if names:
+        of_files = list(filter(is_of_files, names))
+        of_lake = [_lake_stream(name) for name in names if not is_of_files(name)]
+    else:
         of_files = [item["name"] for item in file_streams.list_summaries(lake)]
-        chosen = streams.list_streams()
+        of_lake = streams.list_streams()
     for name in of_files:
         file_streams.maintain(lake, name)
-    for name in chosen:
+    for name in of_lake:
         done = streams.maintain(name)
         show_line(
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by"
             f" retention, {done.merged_segments} segments merged into {done.merged_into},"
             f" {done.indexes} indexes written, {done.deleted_objects} objects deleted."
         )
-        if not done.dropped_segments:
-            continue
-        for reader in readers.list_readers(lake, name):
-            if reader.lost:
-                show_line(
-                    f"{name}: reader {reader.name} missed {reader.lost:,} offsets that retention"
-                    " has dropped."
-                )
+        if done.dropped_segments:
+            _show_missed(lake, name)
+
+
+def _show_missed(lake: Lake, name: str) -> None:
+    """Print which named readers of a stream have not read offsets that retention has dropped."""
+    for reader in readers.list_readers(lake, name):
+        if reader.lost:
+            show_line(
+                f"{name}: reader {reader.name} missed {reader.lost:,} offsets that retention has"
+                " dropped."
+            )
 
 
 @stream.command("remove-reader")
@@ -336,15 +341,14 @@ def remove_reader(lake: Lake, name: str, reader: str, yes: bool) -> None:
 
     A batch that it has open can't be committed any more.
     """
-    there = [known.name for known in readers.list_readers(lake, _lake_stream(name))]
-    if reader in there:
+    existing = [known.name for known in readers.list_readers(lake, _lake_stream(name))]
+    if reader in existing:
         confirm_at_terminal(
             f"Remove reader {reader} of {name}, with its position? That can't be undone.", yes=yes
         )
     if not readers.remove_reader(lake, _lake_stream(name), reader):
-        problem = (
-            f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}."
-        )
+        listed = ", ".join(existing) or "none"
+        problem = f"stream {name!r} has no reader {reader!r}; its readers: {listed}."
         raise ConfigurationError(problem, "Check the name.", stream=f"lake.{name}")
     show_line(f"Reader {reader} of {name} is removed.")
 
@@ -373,11 +377,12 @@ def _deletable_stream(name: str) -> str:
 
 def _repartition_details(report: RepartitionReport) -> list[str]:
     """Return the lines below the summary of a stream's repartitioning."""
-    continues = "continues at its position"
-    verdict = "forced"
     if report.dry_run:
         continues = "would continue at its position"
         verdict = "prevented"
+    else:
+        continues = "continues at its position"
+        verdict = "forced"
     details = [f"application {application} {continues}" for application in report.carried]
     details += [f"dataset {dataset} {continues}" for dataset in report.datasets]
     details += [f"{verdict}: {reader}" for reader in (*report.blocking, *report.affected)]
@@ -407,16 +412,16 @@ def change_columns(
     A dropped column does not come back. Applications and datasets that name the column fail to plan
     until they are corrected.
     """
-    stream = _lake_stream(name)
+    short_name = _lake_stream(name)
     renames = dict(map(_split_rename, renamed))
     streams = LakeStreams(lake)
-    planned = streams.change_columns(stream, renamed=renames, drop=drop, dry_run=True)
+    planned = streams.change_columns(short_name, renamed=renames, drop=drop, dry_run=True)
     if planned and drop and not dry_run:
         confirm_at_terminal(
             f"{'; '.join(planned)}. Dropped values do not come back. Go on?", yes=yes
         )
     if not dry_run:
-        done = streams.change_columns(stream, renamed=renames, drop=drop)
+        done = streams.change_columns(short_name, renamed=renames, drop=drop)
     else:
         done = planned
     show_json({"changes": list(done), "dry_run": dry_run})
@@ -541,11 +546,11 @@ def _write_files(
                         )
                         files += 1
                         room = limit or 0
-                    now = left if limit is None else left.slice(0, room)
-                    writer.write_table(now, row_group_size=_GROUP)
-                left = left.slice(now.num_rows)
-                rows += now.num_rows
-                room -= now.num_rows
+                    fitting = left if limit is None else left.slice(0, room)
+                    writer.write_table(fitting, row_group_size=_GROUP)
+                left = left.slice(fitting.num_rows)
+                rows += fitting.num_rows
+                room -= fitting.num_rows
         with _file_errors(target):
             opened.close()
     return Exported(rows, files)

@@ -208,11 +208,11 @@ class _Entries:
             within["start"] = self.parse_key(start, "--start")
         if end is not None:
             within["end"] = self.parse_key(end, "--end")
-        if prefix is not None:
-            within["prefix"] = prefix
-        if prefix and self.key_type == "json":
+        if prefix == "":  # all keys begin with it
+            within["prefix"] = ""
+        elif prefix is not None and self.key_type == "json":
             within["prefix"] = prefix.encode()  # part of a stored document, which is none itself
-        elif prefix:
+        elif prefix is not None:
             within["prefix"] = self.parse_key(prefix, "--prefix")
         for name in ("prefix", "start", "end"):
             if self.family is None and name in within:
@@ -290,8 +290,8 @@ _DETAILS = {
 
 
 def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend | None:
-    """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two
-    are chosen.
+    """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are
+    chosen, and for an option of a backend that is not.
     """
     # An empty text counts as given, and the backend rejects it: its shell variable is probably not
     # set.
@@ -313,9 +313,9 @@ def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend |
     (backend,) = chosen
     if backend == "objects":
         return backend_from(resolve_lake_backend(lake, IN_OBJECTS))
-    place = _BACKENDS[backend]
-    if place is not None:
-        settings[place] = given[backend]
+    setting = _BACKENDS[backend]
+    if setting is not None:
+        settings[setting] = given[backend]
     return backend_from({"backend": backend, **settings})
 
 
@@ -491,9 +491,9 @@ def iterate_entries(
     entries, and with --json the state null.
     """
     within = entries.parse_bounds(**bounds)
-    behind = None if state is None else _parse_state(state)
+    last_state = None if state is None else _parse_state(state)
     found: list[dict[str, Any]] = []
-    at = None
+    next_state = None  # as text; None if nothing is found
     ended = False
     with entries.open() as reading:
         # The table's pages end with each partition, which may have few entries; the printed page
@@ -501,15 +501,15 @@ def iterate_entries(
         while whole or len(found) < page_size:
             most = page_size if whole else page_size - len(found)
             page = entries.read_page(
-                reading, within, keys_only=keys_only, page_size=most, state=behind
+                reading, within, keys_only=keys_only, page_size=most, state=last_state
             )
             if page is None:
                 ended = True
                 break
-            behind = page.state
-            at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
+            last_state = page.state
+            next_state = base64.urlsafe_b64encode(last_state.to_bytes()).decode()
             found += entries.list_as_json(page)
-    output.show_json({"table": entries.table, "entries": found, "state": at})
+    output.show_json({"table": entries.table, "entries": found, "state": next_state})
     if not found:
         output.show_line("No entries." if state is None else "No more entries.")
         return
@@ -521,7 +521,7 @@ def iterate_entries(
             entry["value"] = _format_cell(entries.value_type, entry["value"])
         rows.append(list(entry.values()))
     output.show_table(entries.title, list(found[0]), rows, own=True)
-    output.show_line("End of entries." if ended else f"Continue with --state {at}")
+    output.show_line("End of entries." if ended else f"Continue with --state {next_state}")
 
 
 _after = option("--after", "NAME", "Start after this name.")
@@ -677,13 +677,14 @@ def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
     """Delete a table and all its entries permanently."""
     manager = KeyValueTableManager(lake)
     names = _split_table_name(table)
-    what = f"key-value table {table}"
-    act = manager.delete
-    done = "deleted"
     if unregister:
-        what = f"the lake's entry for {what}"
+        what = f"the lake's entry for key-value table {table}"
         act = manager.unregister
         done = "forgotten"
+    else:
+        what = f"key-value table {table}"
+        act = manager.delete
+        done = "deleted"
     confirm(f"Delete {what} permanently?", yes=yes)
     deleted = act(*names)
     facts = {"table": table, done: deleted}

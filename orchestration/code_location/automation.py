@@ -290,9 +290,7 @@ class _Asking(dg.AutomationCondition[Any]):
                 raise
             current.errors.append(error)
             decision = Skip(str(error))
-        cursor = tick.stored
-        if tick.changed:
-            cursor = write_cursor(tick.cursor)
+        cursor = write_cursor(tick.cursor) if tick.changed else tick.stored
         answer = Answer(launcher, decision, cursor, tick.changed)
         if isinstance(decision, Skip):
             tick.log.info(f"{launcher.name}: {decision.skip_message}")
@@ -353,11 +351,12 @@ def complete_requests(
     """
     completed: list[dg.RunRequest] = []
     for request in requests:
-        whole = steps.whole(request.asset_selection or ())
-        rest = whole
+        requested = steps.whole(request.asset_selection or ())
+        rest = requested
         launches = _launches(request, answers)
         for job, launch in launches.items():
-            launch.keys = steps.whole(launch.keys) | (whole & steps.jobs.get(job, frozenset()))
+            of_job = requested & steps.jobs.get(job, frozenset())
+            launch.keys = steps.whole(launch.keys) | of_job
             rest = rest - launch.keys
         for job, launch in launches.items():
             # Only a run that stays has a configuration.

@@ -258,8 +258,9 @@ def join_check_specs(
             continue
         name = _name_check("match_rate", operator, first_of_name)
         least = match.min_rate
-        demanded = "no minimum is declared"
-        if least is not None:
+        if least is None:
+            demanded = "no minimum is declared"
+        else:
             demanded = f"at least {least:.1%} must match"
         checks[operator] = dg.AssetCheckSpec(
             name,
@@ -467,19 +468,19 @@ def report_failed_operators(
     """Report the check of an operator as failed if the operator fails the batch, and re-raise the
     error.
 
-    An expectation does if a record does not meet it, a join if there is too much to restate. Both
-    mappings are by the operator's id.
+    An expectation fails the batch if a record does not meet it, a join if there is too much to
+    restate. Both mappings are by the operator's id.
     """
     try:
         yield
     except (ExpectationError, RestatementError) as error:
-        checks = expectations
         facts = {}
         if isinstance(error, RestatementError):
-            checks = restatements
+            check = restatements.get(error.operator or "")
             if error.changed_keys is not None:
                 facts = {"adjunct/changed_keys": error.changed_keys}
-        check = checks.get(error.operator or "")
+        else:
+            check = expectations.get(error.operator or "")
         if check is not None and check.key in context.selected_asset_check_keys:
             log_failed_check(context, check.asset_key, check.name, error.problem, metadata=facts)
         raise
@@ -496,16 +497,17 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
     ConfigurationError for a validator with the name of the dataset's other check.
     """
     specs = []
-    taken = BOOTSTRAPPED  # of `bootstrap_check_specs`
     if isinstance(dataset, BoundedDataset):
-        taken = ACCEPTED
+        other_check = ACCEPTED
         accepted = (
             "The newest delivered version is published. If it is rejected, the previous one stays"
             " served."
         )
         specs.append(dg.AssetCheckSpec(ACCEPTED, asset=key, description=accepted))
+    else:  # `bootstrap_check_specs` makes its other check
+        other_check = BOOTSTRAPPED
     for validator in _validators(dataset):
-        if validator.name == taken:
+        if validator.name == other_check:
             raise ConfigurationError(
                 f"dataset {dataset.name!r}: its validator {validator.name!r} has the name of"
                 " another check of it.",
@@ -542,11 +544,12 @@ def _describe_effect(dataset: AdjunctDataset, validator: Validator) -> str:
     if isinstance(dataset, BoundedDataset):
         effect = "only warns" if validator.severity == "warn" else "rejects the version"
         return f"evaluated before a version is published; a failure {effect}"
-    effect = "fails the advance"
     if validator.severity == "warn":
         effect = "only warns"
     elif isinstance(dataset, UnboundedDataset) and dataset.dead_letters is not None:
         effect = f"becomes a dead letter in {dataset.dead_letters}"
+    else:
+        effect = "fails the advance"
     return f"evaluated for each changed row; one that fails {effect}"
 
 
@@ -628,11 +631,12 @@ def _verdict_results(
         # Its validator may no longer be declared.
         if verdict.name not in declared or verdict.name not in selected:
             continue
-        severity = dg.AssetCheckSeverity.ERROR
         # A changed row that failed became a dead letter, or this advance would have failed.
         are_rows_diverted = dataset.follows_changes
         if verdict.severity == "warn" or are_rows_diverted:
             severity = dg.AssetCheckSeverity.WARN
+        else:
+            severity = dg.AssetCheckSeverity.ERROR
         yield dg.AssetCheckResult(
             asset_key=key,
             check_name=verdict.name,
@@ -709,9 +713,10 @@ def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
     """Return the warning about a rejected version, with the commands to inspect, accept or
     remove it. `served` is the id of the version that stays served, None for none.
     """
-    stays = "there is no version to serve"
     if served:
         stays = f"version {served} stays served"
+    else:
+        stays = "there is no version to serve"
     rejected = (
         f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}."
     )
@@ -823,8 +828,9 @@ def file_check_results(
         else:
             recent = _set_aside_since(streams, stream, 0, None)
         metadata: dict[str, Any] = {"adjunct/set_aside": len(recent)}
-        description = "no file was set aside"
-        if recent:
+        if not recent:
+            description = "no file was set aside"
+        else:
             shown = {file["file"]: file["problem"] for file in recent[:_SHOWN_FILES]}
             metadata["adjunct/files"] = dg.MetadataValue.json(shown)
             description = (

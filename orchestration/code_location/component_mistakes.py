@@ -92,11 +92,11 @@ def find_mistake(given: Any, position_of: Callable[[Place], Position]) -> Mistak
         found: dict[Place, list[ErrorDetails]] = {}
         for problem in error.errors(include_url=False):
             found.setdefault(_place_of(problem, given), []).append(problem)
-        # An alternative of which only an element is wrong says more than those that are wrong as a
-        # whole.
-        whole = {place[:length] for place in found for length in range(len(place))}
-        inner = [place for place in found if place not in whole]
-        first = min(inner, key=lambda place: position_of(("attributes", *place)))
+        # Of a union, pydantic reports a problem for each alternative. The alternative of which only
+        # a value inside is wrong was probably meant, so problems of what is around it are left out.
+        around = {place[:length] for place in found for length in range(len(place))}
+        innermost = [place for place in found if place not in around]
+        first = min(innermost, key=lambda place: position_of(("attributes", *place)))
         return _describe_mistake(("attributes", *first), found[first], {"attributes": given})
     return None
 

@@ -147,7 +147,7 @@ class _Reader:
                 self.positions[at] = _position_of(key)  # it is the second one that is shown
                 continue
             lines[name] = key.start_mark.line + 1
-            if at not in self.positions:  # else it replaces one that is merged
+            if at not in self.positions:  # else the mapping has a key instead of this merged one
                 self.positions[at] = _position_of(key)
                 self.read(value, at)
         for mapping in _mappings(merged):
@@ -189,7 +189,9 @@ class _Reader:
             return "?"
         name = str(key.value)
         _, _, kind = key.tag.rpartition(":")
-        if place[:1] != ATTRIBUTES or kind not in _KINDS_OF_KEYS:  # the rest is Dagster's, or right
+        is_dagsters = place[:1] != ATTRIBUTES
+        is_read_as_text = kind not in _KINDS_OF_KEYS
+        if is_dagsters or is_read_as_text:
             return name
         at = (*place, name)
         if is_misread(key):

@@ -131,7 +131,7 @@ class Translation:
         self.document = {"attributes": given}
         self.check_options(given)
         for name, arguments in given.get("kafka", {}).items():
-            self.cluster(name, arguments, (*place, "kafka", name))
+            self.register_cluster(name, arguments, (*place, "kafka", name))
         for section, declare in (
             ("file_streams", file_stream),
             ("iceberg_streams", iceberg_stream),
@@ -149,11 +149,11 @@ class Translation:
                 where = (*place, section, name)
                 self.refuse_second(name, where)
                 self.declared_in["dataset", name] = where
-                self.datasets[name] = self.declared(function, name, arguments, where)
+                self.datasets[name] = self.declare(function, name, arguments, where)
                 self.check_dataset(self.datasets[name], where)
         for name, arguments in given.get("tables", {}).items():
             self.refuse_second(name, (*place, "tables", name))
-            self.tables[name] = self.table(name, arguments, (*place, "tables", name))
+            self.tables[name] = self.declare_table(name, arguments, (*place, "tables", name))
             self.declared_in["table", name] = (*place, "tables", name)
         made: dict[str, ApplicationTranslation] = {}
         for name, arguments in given["applications"].items():
@@ -205,7 +205,7 @@ class Translation:
             step = f"Declare a Kafka cluster below attributes: `kafka: {{{system}: {cluster}}}`."
             self.refuse(problem, f"{did_you_mean(system, known)}{step}", place)
 
-    def cluster(self, name: str, arguments: Mapping[str, Any], place: Place) -> None:
+    def register_cluster(self, name: str, arguments: Mapping[str, Any], place: Place) -> None:
         """Register a Kafka cluster as a stream system; refuse it if Kafka's client, an extra, is
         not installed.
         """
@@ -290,7 +290,7 @@ class Translation:
                     name,
                 )
 
-    def declared(
+    def declare(
         self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place
     ) -> Any:
         """Return what `function` makes of the name and these arguments; for {python:
@@ -324,12 +324,12 @@ class Translation:
             self.refuse(found, "Declare it under its own name.", (*place, PYTHON))
         return made
 
-    def table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
+    def declare_table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
         """Return a remote table; its `store`, if given, is both its read function and its write
         function.
         """
         if "store" not in arguments:
-            return self.declared(RemoteTable, name, arguments, place)
+            return self.declare(RemoteTable, name, arguments, place)
         function = signature_of(RemoteTable).by_key("read_function")
         form = form_of(Any) if function is None else function.form
         store = self.value(arguments["store"], form, (*place, "store"))
@@ -410,8 +410,9 @@ class Translation:
         value as that of the first argument, and nothing for null.
         """
         takes_python = any(argument.name == PYTHON for argument in free)
-        is_value = _is_import(given) and not takes_python  # not a value for the argument `python`
-        if isinstance(given, Mapping) and not is_value:
+        # {python: …} is an object to import, unless the function has an argument of that name.
+        is_object = _is_import(given) and not takes_python
+        if isinstance(given, Mapping) and not is_object:
             return given
         if not free and given not in (None, True):  # `late_records: true` calls it
             problem = f"{_label(function)} takes no arguments, and has {given!r}."
@@ -680,9 +681,9 @@ class ApplicationTranslation(Translation):
                     where,
                 )
             self.target(dataset, (*place, "max_staleness", dataset))
-        before: MessageStream | None = None
+        last_stream: MessageStream | None = None
         for number, step in enumerate(given["steps"]):
-            before = self.step(step, before, (*place, "steps", number))
+            last_stream = self.step(step, last_stream, (*place, "steps", number))
 
     def _declare_output_table(self, given: dict[str, Any], place: Place) -> OutputTable:
         """Return the output table of these arguments, one of which is `iceberg` or `delta`."""
@@ -817,9 +818,10 @@ class ApplicationTranslation(Translation):
             }
             for stream, place in awaited.items():
                 problem = catalog.missing[stream]
-                step = "Create it, or correct the name."
                 if stream in written:
                     step = "Run the application that writes it."
+                else:
+                    step = "Create it, or correct the name."
                 self.warn_unplanned(problem.rstrip("."), step, place)
             if not awaited:
                 build_plan(self.app, catalog)

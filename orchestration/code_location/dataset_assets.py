@@ -152,7 +152,7 @@ def dataset_assets(
     downstream assets are skipped, unless the dataset has bootstrap=False. If Dagster knows the
     served version already, it is observed, and downstream assets run. A rejected version is an
     observation of its own and a failed check. Members of a version set are published together,
-    whichever of them are selected. With only checks selected, nothing advances, and they are
+    whichever of them are selected. With only checks selected, nothing advances, and the checks are
     reported again. Startpoints of the `applications` for a dataset's stream are applied first.
     """
     datasets = tuple(member.dataset for member in unit)
@@ -165,11 +165,12 @@ def dataset_assets(
             followers[member.dataset.name] = member.key
         specs += checks.validator_check_specs(member.dataset, member.key)
         specs += checks.bootstrap_check_specs(member.dataset, member.key)
-    kind = "dataset"
-    name = datasets[0].name
     if datasets[0].version_set:
         kind = "version_set"
         name = datasets[0].version_set
+    else:
+        kind = "dataset"
+        name = datasets[0].name
 
     @dg.multi_asset(
         name=to_dagster_name(f"{kind}_{name}"),
@@ -205,7 +206,7 @@ def dataset_assets(
                             "info": context.log.info,
                         },
                         partial(open_dataset_systems, datasets),
-                        # Unless an application has chosen its engine.
+                        # Not if an application has chosen another engine.
                         few_in_process={app.engine for app in applications} == {"auto"},
                     )
                 reports = {report.dataset: report for report in done}
@@ -299,14 +300,14 @@ def report_metadata(
     version = manifest.version
     if version is None:
         return facts
-    records = None
+    record_columns = None  # unknown
     for stream in member.streams:
         system, name = split_stream_name(stream)
         schema = run.systems[system].info(name).schema
         if schema is not None:
-            records = schema.names
+            record_columns = schema.names
     source = next((dep.asset_key for dep in member.spec.deps), None)
-    columns = metadata.dataset_columns(dataset, version.columns.names, records)
+    columns = metadata.dataset_columns(dataset, version.columns.names, record_columns)
     facts["dagster/column_schema"] = metadata.column_schema(
         version.columns, dict(dataset.presentation.column_descriptions)
     )
@@ -415,12 +416,12 @@ def ensure_partitions(
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
     if not isinstance(partitions, dg.DynamicPartitionsDefinition):
-        there = set(partitions.get_partition_keys())
-        return [name for name in wanted if name in there]
-    there = set(instance.get_dynamic_partitions(str(partitions.name)))
+        existing = set(partitions.get_partition_keys())
+        return [name for name in wanted if name in existing]
+    existing = set(instance.get_dynamic_partitions(str(partitions.name)))
     missing = []
     for name in wanted:
-        if name not in there:
+        if name not in existing:
             missing.append(name)
     if missing:
         instance.add_dynamic_partitions(str(partitions.name), missing)
@@ -528,9 +529,9 @@ class _PartitionBuild:
         dataset = self.member.dataset
         observe_streams(self.op, self.member.streams)
         # An advance from a stream builds whatever it has delivered (None).
-        asked: list[str | None] = [None] if dataset.stream else [*wanted]
+        to_build: list[str | None] = [None] if dataset.stream else [*wanted]
         done = self.done
-        for partition in asked:
+        for partition in to_build:
             report = run_work(
                 self.op,
                 self.spark,
@@ -543,7 +544,7 @@ class _PartitionBuild:
             log_rejected_versions(context, self.member, report, manifest)
             context.log.info(report.summary())
             requested = wanted if partition is None else [partition]
-            for name in self._published(report, manifest, requested):
+            for name in self._list_to_report(report, manifest, requested):
                 result = self._materialize(
                     name, report, manifest, alone=len(wanted) == 1 and name in wanted
                 )
@@ -556,8 +557,10 @@ class _PartitionBuild:
         missing: dict[str, str] = {}
         for name in sorted(set(wanted) - set(done), key=natural_sort_key):
             ref = _newest_version(self.store.require_manifest(), name)
-            delivered = ref and f"its version {ref.id} is {ref.state}: {ref.reason}"
-            missing[name] = delivered or "it is not completely delivered yet"
+            if ref is None:
+                missing[name] = "it is not completely delivered yet"
+            else:
+                missing[name] = f"its version {ref.id} is {ref.state}: {ref.reason}"
         self.report_missing(missing)
 
     def report_failure(self, wanted: Sequence[str], error: Exception) -> None:
@@ -617,6 +620,7 @@ class _PartitionBuild:
 
     def report_checks(self) -> None:
         """Log one result for each check, over all partitions that this run built."""
+        # By check, its result for each partition.
         by_check: dict[str | None, dict[str, dg.AssetCheckResult]] = {}
         for partition, results in self.results.items():
             for result in results:
@@ -624,8 +628,9 @@ class _PartitionBuild:
         for check, by_partition in by_check.items():
             failed = {name: result for name, result in by_partition.items() if not result.passed}
             shown = next(iter(failed.values()), list(by_partition.values())[-1])
-            description = shown.description
-            if len(by_partition) > 1:
+            if len(by_partition) == 1:
+                description = shown.description
+            else:
                 description = "; ".join(
                     f"{name}: {result.description}" for name, result in failed.items()
                 )
@@ -646,25 +651,25 @@ class _PartitionBuild:
                 )
             )
 
-    def _published(
+    def _list_to_report(
         self, report: AdvanceReport, manifest: DatasetManifest, wanted: list[str]
     ) -> list[str]:
         """Return the partitions to report: the `wanted` ones, and others that the stream delivered.
 
         New dynamic partitions are added; delivered versions that are no partitions get a warning.
         """
-        made = []
+        delivered = []
         for ref in map(manifest.ref, (*report.sealed, *report.rejected)):
             if ref and ref.name:
-                made.append(ref.name)
-        known = ensure_partitions(self.member.dataset, self.op.context.instance, made)
-        others = ", ".join(name for name in made if name not in known)
-        if others:
+                delivered.append(ref.name)
+        partitions = ensure_partitions(self.member.dataset, self.op.context.instance, delivered)
+        outside = ", ".join(name for name in delivered if name not in partitions)
+        if outside:
             dataset = self.member.dataset.name
             self.op.context.log.warning(
-                f"dataset {dataset}: {others} were delivered but are not among its partitions."
+                f"dataset {dataset}: {outside} were delivered but are not among its partitions."
             )
-        return sorted({*wanted, *known}, key=natural_sort_key)
+        return sorted({*wanted, *partitions}, key=natural_sort_key)
 
     def _materialize(
         self, name: str, report: AdvanceReport, manifest: DatasetManifest, *, alone: bool
@@ -722,7 +727,7 @@ def report_partitions(
     )
     manifest = build.store.require_manifest()
     log_rejected_versions(op.context, member, report, manifest)
-    for name in build._published(report, manifest, [] if asked is None else [asked]):
+    for name in build._list_to_report(report, manifest, [] if asked is None else [asked]):
         result = build._materialize(name, report, manifest, alone=False)
         if result is not None:
             yield result

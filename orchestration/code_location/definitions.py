@@ -133,18 +133,18 @@ def build_definitions(  # noqa: PLR0913
     graph = AssetGraph(translator or AdjunctTranslator(), preview_rows, link_code)
     for application in apps:
         graph.add(application)
-    found = _list_launches(graph, apps, rules, iceberg or {})
+    launches = _list_launches(graph, apps, rules, iceberg or {})
     resources = _resources(lake)
     if spark is None:
         spark = resources.spark
-    launchers = [launch for launch in found if isinstance(launch, Launcher)]
+    launchers = [launch for launch in launches if isinstance(launch, Launcher)]
     stale = _stale_launchers(graph, launchers)
     automated = _automate(graph, apps, [*launchers, *stale], resources.lake, interval)
     _reject_cycles(automated.assets)
     return dg.Definitions(
         assets=[*graph.external_specs(), *automated.assets],
-        jobs=[launch for launch in found if isinstance(launch, LaunchedJob)],
-        schedules=[launch for launch in found if isinstance(launch, dg.ScheduleDefinition)],
+        jobs=[launch for launch in launches if isinstance(launch, LaunchedJob)],
+        schedules=[launch for launch in launches if isinstance(launch, dg.ScheduleDefinition)],
         sensors=[launcher.sensor(interval) for launcher in launchers] + automated.sensors,
         resources={
             "adjunct_lake": resources.lake,
@@ -183,9 +183,10 @@ def _launched_jobs(
     """Yield the jobs that run an application and set its startpoints, with their sensors.
 
     The main job materializes the application's assets in one process. An application that has only
-    partitioned datasets has no such assets, and gets none of these jobs.
+    partitioned datasets has no such assets, and gets none of these jobs. Raises ConfigurationError
+    for an automation condition of an application without outputs.
     """
-    own = graph.made[app.name]
+    assets = graph.made[app.name]
     outputs = []
     for key, writer in graph.writers.items():
         if writer == app.name:
@@ -196,26 +197,26 @@ def _launched_jobs(
             "has an automation condition and no outputs: nothing would ask it.",
             "Give conditions to its datasets, such as new_version().",
         )
-    if not own:
+    if not assets:
         return
     texts = [app.description, *map(describe_partitions, app.datasets)]
     job = dg.define_asset_job(
         to_dagster_name(app.name),
-        selection=own,
+        selection=assets,
         description="\n\n".join(filter(None, texts)) or None,
         executor_def=dg.in_process_executor,
         tags={"adjunct/application": app.name},
     )
     yield job
     if outputs:
-        yield sensors.new_records_launcher(app, job, own, outputs, rule)
-    yield sensors.restart_launcher(app, job, own, outputs)
+        yield sensors.new_records_launcher(app, job, assets, outputs, rule)
+    yield sensors.restart_launcher(app, job, assets, outputs)
     yield from sensors.delivered_launchers(app.name, graph.delivered_groups(app.name), job)
     stored = graph.stored_datasets(app.name)
     follows_changes = any(member.dataset.follows_changes for member in stored)
     if app.inputs or follows_changes:
         if app.startpoints:
-            yield sensors.startpoints_launcher(app, job, own, outputs)
+            yield sensors.startpoints_launcher(app, job, assets, outputs)
         yield jobs.startpoint_job(app)
 
 
@@ -248,12 +249,12 @@ def _stale_launchers(graph: AssetGraph, launchers: Sequence[Launcher]) -> Iterat
         if not isinstance(member.dataset, UnboundedDataset):
             continue
         window = member.dataset.presentation.freshness
-        made_by = []
+        job_names = []
         for app, made in graph.made.items():
             if member.key in made:
-                made_by.append(to_dagster_name(app))
-        if window is not None and made_by:
-            yield sensors.stale_launcher(member, window, jobs[made_by[0]])
+                job_names.append(to_dagster_name(app))
+        if window is not None and job_names:
+            yield sensors.stale_launcher(member, window, jobs[job_names[0]])
 
 
 class _Automated(NamedTuple):
@@ -272,7 +273,10 @@ def _automate(
     resource: LakeResource,
     interval: int,
 ) -> _Automated:
-    """Return the built assets, with ready-made conditions bound to their launchers."""
+    """Return the built assets, with ready-made conditions bound to their launchers, and the sensor
+    that evaluates the conditions.
+    """
+    # By asset, the launchers that its conditions ask, by the kind of condition.
     asked: dict[dg.AssetKey, dict[str, Launcher]] = {}
     for launcher in launchers:
         for key in launcher.on:
@@ -282,12 +286,12 @@ def _automate(
         """Return the asset with its ready-made conditions bound."""
         if spec.automation_condition is None:
             return spec
-        by_name = asked.get(spec.key, {})
-        bound = bind_condition(spec.automation_condition, graph.owner(spec.key), by_name, resource)
+        by_kind = asked.get(spec.key, {})
+        bound = bind_condition(spec.automation_condition, graph.owner(spec.key), by_kind, resource)
         return spec.replace_attributes(automation_condition=bound)
 
     built = graph.built_assets()
-    unit_of: dict[dg.AssetKey, frozenset[dg.AssetKey]] = {}
+    unit_of: dict[dg.AssetKey, frozenset[dg.AssetKey]] = {}  # by asset, all that its op makes
     has_conditions = False
     for asset in built:
         unit_of |= dict.fromkeys(asset.keys, frozenset(asset.keys))
@@ -410,18 +414,23 @@ class AssetGraph:
         self._preview_rows = preview_rows
         self._link_code = link_code
         self.datasets: dict[str, DatasetAsset] = {}
+        # By dataset, the applications that declare it.
         self._declared_by: dict[str, list[Application]] = {}
+        # By output, the application that writes it.
         self.writers: dict[dg.AssetKey, str] = {}
+        # By application, the assets that its job makes.
         self.made: dict[str, list[dg.AssetKey]] = {}
+        # By application with outputs.
         self.applications: dict[str, ApplicationAssets] = {}
+        # What applications read, also if another one writes it.
         self._read: dict[dg.AssetKey, dg.AssetSpec] = {}
         self._outputs: list[dg.AssetsDefinition] = []
 
     def add(self, app: Application) -> None:
         """Add an application; its job materializes its outputs and datasets.
 
-        Datasets whose versions are partitions are excluded, because all assets of a job must share
-        their partitions. So are datasets of one run, which the application's step builds.
+        The job leaves out datasets whose versions are partitions, because all assets of a job must
+        share their partitions, and datasets of one run, which the application's step builds.
         """
         for source in find_sources(app):
             spec = self._spec(app, source, external=True)
@@ -529,12 +538,12 @@ class AssetGraph:
         groups = []
         for members in self._groups():
             keys = {member.key for member in members}
-            building = []
+            builders = []
             for name, made in self.made.items():
                 if keys <= {*made}:
-                    building.append(name)
+                    builders.append(name)
             are_delivered = all(sensors.has_delivered_versions(each.dataset) for each in members)
-            if are_delivered and building[:1] == [application]:
+            if are_delivered and builders[:1] == [application]:
                 groups.append(members)
         return groups
 
@@ -615,9 +624,9 @@ class AssetGraph:
             )
         owners = names.get_owners(subject)
         if node.kind == "dataset":
-            owner = Owner("dataset", node.name)
+            declared_by = Owner("dataset", node.name)
         else:
-            owner = Owner("application", app.name)
+            declared_by = Owner("application", app.name)
         condition = None if external else names.get_automation_condition(subject)
         return dg.AssetSpec(
             key=self._key(app, node),
@@ -629,7 +638,7 @@ class AssetGraph:
             tags=dict(names.get_tags(subject)),
             metadata=metadata,
             freshness_policy=freshness_policy(app, node),
-            automation_condition=check_condition(condition, owner),
+            automation_condition=check_condition(condition, declared_by),
         )
 
 

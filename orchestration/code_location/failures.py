@@ -107,13 +107,14 @@ def wait_after_failure(tick: Tick, app: Application, records: Sequence[dg.RunRec
     if not tick.cursor.permanent:
         return ""
     last = application_state(tick.lake, app.name).last
-    now = Circumstances(
+    circumstances = Circumstances(
         loaded_at=LOADED_AT,
         closed_at=0.0 if last is None else last.closed_at.timestamp(),
         store=read_store(tick.lake, app),
         store_then=tick.cursor.store,
     )
-    return decide_wait(Failure(run, newest.end_time, tick.cursor.permanent), now)
+    failure = Failure(run, newest.end_time, tick.cursor.permanent)
+    return decide_wait(failure, circumstances)
 
 
 def read_store(lake: Lake, app: Application) -> str:
@@ -121,7 +122,7 @@ def read_store(lake: Lake, app: Application) -> str:
 
     It changes with each commit of the application and its datasets, with startpoints, with a
     delivered version, if a stream or table is created again, and if files of a stream can be
-    admitted again or were set aside.
+    admitted again or were set aside. Files that have arrived are admitted first.
     """
     from dagster_adjunct.orchestration.planner.planner import systems_for
     from dagster_adjunct.orchestration.startpoints.store import open_startpoints

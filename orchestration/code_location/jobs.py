@@ -419,12 +419,13 @@ def _request_startpoints(
         tasks = ", ".join(preview.tasks) or "no task"
         start = preview.start or "nowhere"
         lines.append(f"{preview.request.ssp} ({tasks}): from {start}; {preview.effect}")
-    outcome = "Dry run: nothing was written."
     if asked.written:
         outcome = (
             f"requested; the next run of {name} applies it, which the sensor"
             f" {to_dagster_name(name)}_startpoints launches if it is on."
         )
+    else:
+        outcome = "Dry run: nothing was written."
     lines += [*asked.describe_effects(), outcome]
     for line in lines:
         context.log.info(line)
@@ -534,11 +535,11 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
             lake = adjunct_lake.open()
             store = open_stored_versions(lake, config.dataset)
             after = _apply_action(store, config, by=config.by or context.run.run_id)
-            _, members_of_set = store.log.read_all()  # which have switched together
-            moved = [config.dataset, *(set(members_of_set) - {config.dataset})]
-            stored = {
+            _, members_of_set = store.log.read_all()
+            switched_with = set(members_of_set) - {config.dataset}
+            manifests = {
                 name: open_stored_versions(lake, name).require_manifest()
-                for name in moved
+                for name in (config.dataset, *switched_with)
                 if name in known
             }
         served = after.served_id or "nothing"
@@ -547,7 +548,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
         )
         if note := describe_unserved_version(after):
             context.log.warning(f"dataset {config.dataset}: {note}.")
-        for name, manifest in stored.items():
+        for name, manifest in manifests.items():
             report_served_version(
                 context, lake, known[name].dataset, known[name].key, manifest, always=True
             )

@@ -474,8 +474,8 @@ def translate_errors(
         if ours is None:
             raise
         # Not retried: the run has already waited for the application's other run to end.
-        again = isinstance(ours, retry) and not isinstance(ours, errors.ApplicationBusyError)
-        if again and context.retry_number < MAX_RETRIES:
+        may_help = isinstance(ours, retry) and not isinstance(ours, errors.ApplicationBusyError)
+        if may_help and context.retry_number < MAX_RETRIES:
             context.log.warning(f"{type(ours).__name__}, retrying in {_RETRY_SECONDS:g} s: {ours}")
             raise dg.RetryRequested(
                 max_retries=MAX_RETRIES, seconds_to_wait=_RETRY_SECONDS
@@ -544,9 +544,9 @@ def stream_preview(
     oldest = system.oldest(ssps)
     upcoming = system.upcoming(ssps)
     for ssp in ssps:
-        held = int(upcoming[ssp]) - int(oldest[ssp])
-        if held > 0:
-            start = str(int(upcoming[ssp]) - min(rows, held))
+        count = int(upcoming[ssp]) - int(oldest[ssp])
+        if count > 0:
+            start = str(int(upcoming[ssp]) - min(rows, count))
             table = system.read_arrow({ssp: OffsetRange(start, upcoming[ssp])})
             names = []
             for column in table.column_names:
@@ -653,14 +653,14 @@ def dataset_columns(
     if dataset.extractor is None:
         kept = list(stored)
         if records is not None:
-            there = {name.lower() for name in records}
-            kept = [name for name in kept if name.lower() in there]
+            input_names = {name.lower() for name in records}
+            kept = [name for name in kept if name.lower() in input_names]
         return identity_sources(source, kept)
     if not isinstance(dataset.extractor, Projection) or records is None:
         return {}
-    taken = identity_sources(source, records)
+    of_records = identity_sources(source, records)
     computed = dict(dataset.extractor.select)
-    return {name: sources_from_sql(computed.get(name, f"`{name}`"), taken) for name in stored}
+    return {name: sources_from_sql(computed.get(name, f"`{name}`"), of_records) for name in stored}
 
 
 def trace_sources(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:

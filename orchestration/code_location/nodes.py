@@ -200,13 +200,13 @@ def _stream_icons(subject: AssetSubject) -> set[str]:
 
 def _written_stream(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
     """Return the metadata of an output stream, with a preview; empty if it does not exist."""
-    held = metadata.stream_metadata(
+    facts = metadata.stream_metadata(
         outputs.lake, outputs.systems, name, metadata.inherited_descriptions(outputs.app, columns)
     )
-    if held is None:
+    if facts is None:
         return {}
     masked = partial(metadata.masked_columns, outputs.app, columns)
-    return held | metadata.stream_preview(outputs.systems, name, outputs.preview_rows, masked)
+    return facts | metadata.stream_preview(outputs.systems, name, outputs.preview_rows, masked)
 
 
 NODE_KINDS: dict[Kind, NodeKind] = {

@@ -81,12 +81,15 @@ def run_work(
             )
             exchange = Exchange(describe_store(folder).open(), "")
         inbox = Inbox(exchange, handlers, with_output=service.is_remote)
-        # The driver of spark-submit gets the settings from a file.
-        ours = {}
-        if service.is_remote:
-            ours = _without_references(settings)
         order = Order(
-            work, open_systems, op.lake, context.run.run_id, few_in_process, ours, this_process()
+            work,
+            open_systems,
+            op.lake,
+            context.run.run_id,
+            few_in_process,
+            # The driver of spark-submit gets the settings from a file.
+            _without_references(settings) if service.is_remote else {},
+            this_process(),
         )
         stack.enter_context(exchange.offering(order))
         try:

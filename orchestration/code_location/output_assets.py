@@ -149,15 +149,15 @@ class ApplicationAssets:
     ) -> dict[LineageNode, dict[str, Any]]:
         """Return the metadata of each output at the end of a run."""
         written = RunOutputs(op.lake, op.systems, self.app, self.preview_rows, planned.tables)
-        read = {**self.inputs, **self.datasets, **self.tables}
+        keys_read = {**self.inputs, **self.datasets, **self.tables}
 
         def key_of(node: LineageNode) -> dg.AssetKey | None:
             if node in self.outputs:
                 return self.outputs[node].key
-            return read.get(node.name)
+            return keys_read.get(node.name)
 
         made = metadata.output_columns(self.app, planned)
-        whence = metadata.trace_sources(made)
+        traced = metadata.trace_sources(made)
         shared = metadata.step_metadata(report) | metadata.plan_metadata(planned)
         shared |= metadata.lookup_metadata(report, self.tables)
         if waiting:
@@ -165,7 +165,7 @@ class ApplicationAssets:
         return {
             node: shared
             | metadata.output_metadata(report, node.name)
-            | NODE_KINDS[node.kind].written(written, node.name, whence.get(node, {}))
+            | NODE_KINDS[node.kind].written(written, node.name, traced.get(node, {}))
             | metadata.lineage_metadata(made.get(node, {}), key_of)
             for node in self.outputs
         }
@@ -197,11 +197,13 @@ class ApplicationAssets:
             yield from dataset_assets.report_version(
                 context, spec.key, facts.pop(VERSION_KEY, version), facts, description
             )
-        since = _last_starts(self, report.state)
         after = None
-        if began is not None:
+        if began is None:
+            since = _last_starts(self, report.state)
+        else:
             since = _positions_of(self.files, began.checkpoint)
-            after = None if began.last is None else began.last.closed_at
+            if began.last is not None:
+                after = began.last.closed_at
         files = checks.file_check_results(op, self.files, since, after)
         yield from self.report_checks(
             op, report.counters, report.samples, report.event_time.watermarks, files
@@ -404,19 +406,19 @@ class StepWork:
             if lasts is not None:
                 versions.add(done)
 
-        def advance(of_run: "Runtime", plan: "ExecutionPlan") -> None:
+        def advance(fenced: "Runtime", plan: "ExecutionPlan") -> None:
             """Advance the datasets that no other op does: all of them in a run that stays."""
             from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit
 
             if lasts is not None:
                 # For what was delivered, and startpoints, since the datasets' own ops advanced
                 # them.
-                advance_changed(of_run, app, plan, on_report=report_advance)
+                advance_changed(fenced, app, plan, on_report=report_advance)
                 return
             for dataset in app.datasets:
                 # Other datasets are advanced by the ops of their own assets.
                 if dataset.is_owned_by(app.name):
-                    advance_unit(of_run, [dataset])
+                    advance_unit(fenced, [dataset])
 
         def flush() -> None:
             reports.flush()
@@ -493,8 +495,8 @@ def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
                 f"Version {version} of {dataset.name} is delivered, but this run does not build it."
                 f" {note}"
             )
+            waiting[dataset.name] = f"version {version} is delivered"
         else:
             log.info(note)
-        awaited = found.awaited or "not requested"
-        waiting[dataset.name] = awaited if version is None else f"version {version} is delivered"
+            waiting[dataset.name] = found.awaited or "not requested"
     return waiting

@@ -121,7 +121,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     kubernetes: Kubernetes | None = None
 
     _session: Any = PrivateAttr(default=None)
-    _ours: bool = PrivateAttr(default=False)
+    _is_ours: bool = PrivateAttr(default=False)  # this resource has started the session
 
     @property
     def starter(self) -> Callable[[], SparkSession]:
@@ -138,7 +138,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self._session is None:
             for log in (dg.get_dagster_logger(), logging.getLogger("adjunct.spark")):
                 log.info("starting Spark")
-            self._ours = not has_running_session()
+            self._is_ours = not has_running_session()
             if is_connect(self.master):
                 self._session = new_session(
                     self.spark_config, master=self.master, lake_url=self._lake_url
@@ -258,7 +258,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         session = self._session
         self._session = None
-        if session is not None and self._ours:
+        if session is not None and self._is_ours:
             stop_session(session)
 
 
@@ -354,9 +354,11 @@ class AdjunctLoader(dg.ConfigurableIOManager):
                 "Merge them with Definitions.merge, or load it in the asset itself.",
                 argument=context.name,
             )
-        versions: list[str | None] = [None]
+        versions: list[str | None]
         if dataset and context.has_asset_partitions:
             versions = list(context.asset_partition_keys)
+        else:
+            versions = [None]  # the served one
         if by_partition and versions == [None]:
             raise ConfigurationError(
                 f"input {context.name!r} is annotated as a dictionary by partition, but it has no"
@@ -409,8 +411,9 @@ def _kind(name: str, wanted: Any) -> str:
     given = get_origin(wanted) or wanted
     # Some releases of duckdb have their classes in _duckdb.
     package = getattr(given, "__module__", "").partition(".")[0].removeprefix("_")
-    kind = "pyarrow.Table"
-    if wanted is not Any:
+    if wanted is Any:
+        kind = "pyarrow.Table"
+    else:
         kind = f"{package}.{getattr(given, '__name__', '')}"
     if kind not in (*_FORMS, _SPARK):
         raise ConfigurationError(

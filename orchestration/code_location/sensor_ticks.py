@@ -108,7 +108,7 @@ class Deadline:
     begun: bool = field(default=False, init=False)
 
     def passed(self) -> bool:
-        """Whether to stop before the next piece of work."""
+        """Whether to stop before the next piece of work; False in the first call."""
         begun = self.begun
         self.begun = True
         return begun and self.clock() >= self.at
@@ -161,13 +161,15 @@ def _iterate_unchecked(
     """Yield each partition with unread records after the last one that the scan has checked, with
     the offset of its first unread record.
     """
-    done = SystemStreamPartition.parse(scan.young) if scan.young else None
+    last_checked = SystemStreamPartition.parse(scan.young) if scan.young else None
     unread_streams = [name for name, stream in scan.streams.items() if stream.lag]
     for name in sorted(unread_streams, key=split_stream_name):
-        if done is not None and split_stream_name(name) < (done.system, done.stream):
-            continue
+        if last_checked is not None:
+            last_stream = (last_checked.system, last_checked.stream)
+            if split_stream_name(name) < last_stream:
+                continue
         for ssp, start in sorted(unread(name).items()):
-            if done is None or ssp > done:
+            if last_checked is None or ssp > last_checked:
                 yield ssp, start
 
 
@@ -202,9 +204,9 @@ def request_run(
     another run is requested after one minute, then two, four and so on, up to an hour. Dagster
     launches one run for a run key, even if that fails, so the key contains the attempt.
     """
-    stored = digest(about)
+    cause = digest(about)
     attempt = 1
-    if stored == before.about:
+    if cause == before.about:
         attempt = before.attempt + 1
     wait = 0.0
     if attempt != 1:
@@ -215,8 +217,8 @@ def request_run(
             f"{what}; attempt {before.attempt} did not change that (see its run), the next is in"
             f" {wait:.0f} s."
         )
-    request = LastRequest(about=stored, attempt=attempt, asked_at=now)
-    return KeyedRequest(f"{name}:{stored}:{attempt}", request)
+    request = LastRequest(about=cause, attempt=attempt, asked_at=now)
+    return KeyedRequest(f"{name}:{cause}:{attempt}", request)
 
 
 def backoff_seconds(attempt: int) -> float:

@@ -227,18 +227,17 @@ def _wait_for_run(
 
     `stays` is whether runs of this application's launcher stay.
     """
-    running = []
+    running = []  # those that write the outputs
     for run in active:
         if tick.is_of(run, outputs) and _selects(run, outputs):
             running.append(run)
-    who = ""
-    if stays and (len(running) > 1 or tick.waits_for_pool(running)):
-        who = "another run in Dagster"
     # Only runs that stay have the tag.
     loaded_before = [run for run in running if run.tags.get(_LOADED_TAG, _LOADED) != _LOADED]
     if loaded_before:
         who = "the code location, which was loaded again,"
-    if not who:
+    elif stays and (len(running) > 1 or tick.waits_for_pool(running)):
+        who = "another run in Dagster"
+    else:
         return Skip(f"A run is already in progress.{tick.describe_waiting(active)}")
     ask_to_end(tick.lake.store, asked_key(tick.lake, app.name), who)
     return Skip(
@@ -249,7 +248,9 @@ def _wait_for_run(
 def _request_for_records(
     tick: Tick, app: Application, outputs: Collection[dg.AssetKey], rule: LaunchWhen
 ) -> dg.RunRequest | Skip:
-    """Measure what is unread, and request a run if there is enough."""
+    """Measure what is unread, and request a run if there is enough. If the tick's time is over
+    before that, remember how far it has come, for the next tick.
+    """
     from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
     from dagster_adjunct.orchestration.planner.planner import systems_for
     from dagster_adjunct.orchestration.startpoints.due_restatements import describe_due
@@ -263,9 +264,9 @@ def _request_for_records(
     commit, stored = BatchLog(lake, app.name).read()
     state = progress.ignore_disabled_startpoints(app, stored)
     scan = StreamScan(of=commit.id if commit else "")
-    begun = tick.cursor.scan  # by the tick before, which ran out of time
-    if begun is not None and begun.of == scan.of:
-        scan = begun
+    unfinished_scan = tick.cursor.scan  # of the tick before, which ran out of time
+    if unfinished_scan is not None and unfinished_scan.of == scan.of:
+        scan = unfinished_scan
     records = partial(_application_runs, tick, outputs, now - _LONGEST_WAIT)
     refused = _find_refused_restatement(tick, app, records)
 
@@ -459,14 +460,13 @@ def decide_restart(
         return Skip("No run to restart.")
     if not failed:
         last = records[0].dagster_run
-        what = f"The newest run, {last.run_id[:8]},"
-        why = f"ended as {last.status.value.lower()}"
         if last.status is dg.DagsterRunStatus.FAILURE:
-            what = f"Run {last.run_id[:8]} failed, and"
-            why = "a batch was committed since it began"
+            found = f"Run {last.run_id[:8]} failed, and a batch was committed since it began"
         elif last.status in NOT_FINISHED_STATUSES:
-            why = "is in progress"
-        return Skip(f"{what} {why}: nothing to restart.")
+            found = f"The newest run, {last.run_id[:8]}, is in progress"
+        else:
+            found = f"The newest run, {last.run_id[:8]}, ended as {last.status.value.lower()}"
+        return Skip(f"{found}: nothing to restart.")
     newest = failed[0].dagster_run.run_id
     first = failed[-1].dagster_run.run_id
     what = f"Run {newest[:8]} failed"
@@ -527,7 +527,7 @@ def restart_launcher(
     Cancelled runs are not restarted, and permanent failures not until something has changed
     (`failures.py`). The new run has the failed run's selection of `assets`.
     """
-    own = frozenset(assets)
+    assets_of_job = frozenset(assets)
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         from dagster_adjunct.orchestration.batch_log.batch_log import application_state
@@ -558,7 +558,7 @@ def restart_launcher(
                 f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}"
             ),
             run_config=_config_of(failed, job.name, f"{to_dagster_name(app.name)}_step"),
-            asset_selection=sorted(selected & own) if selected else None,
+            asset_selection=sorted(selected & assets_of_job) if selected else None,
             tags=tags,
         )
 
@@ -577,9 +577,10 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
     """
     is_own = run.job_name == job
     given: dict[str, Any] = dict(run.run_config)
-    config = {}
     if is_own:
         config = given  # its `ops` are replaced below
+    else:
+        config = {}
     ops = {}
     for name, op in given.get("ops", {}).items():
         if is_own or name == step:
@@ -638,10 +639,10 @@ def _read_newest_runs(
         for record in page:
             selected = record.dagster_run.asset_selection
             if selected:
-                is_theirs = not selected.isdisjoint(outputs)
+                makes_outputs = not selected.isdisjoint(outputs)
             else:
-                is_theirs = wanted.job_name == tick.job
-            if is_theirs and tick.is_here(record.dagster_run):
+                makes_outputs = wanted.job_name == tick.job
+            if makes_outputs and tick.is_here(record.dagster_run):
                 own.append(record)
         if len(page) < _PAGE:
             break
@@ -671,8 +672,9 @@ def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
         f"{asked.ssp} at {describe_startpoint(asked.startpoint)}, {asked.by}: {asked.reason}"
         for asked in requests
     ]
-    waiting = "1 startpoint waits"
-    if len(requests) != 1:
+    if len(requests) == 1:
+        waiting = "1 startpoint waits"
+    else:
         waiting = f"{len(requests)} startpoints wait"
     return f"{waiting} ({join_shortened(texts, '; ')})"
 
@@ -836,9 +838,9 @@ def delivered_launchers(
     """Return the launchers that materialize datasets of `job` when versions of them are completely
     delivered.
 
-    A version is, when all partitions of its stream have its marker, or its folder is complete.
-    There is one launcher for each dataset; members of a version set share one, which waits until
-    all of them have the version.
+    A version is completely delivered when all partitions of its stream have its marker, or its
+    folder is complete. There is one launcher for each dataset; members of a version set share one,
+    which waits until all of them have the version.
 
     One run builds everything that is delivered: if several of these sensors are on, the first by
     name launches it. A run for new records builds it too, so if that sensor is on, these wait for
@@ -885,15 +887,16 @@ def _launch_delivered(
     others: set[str] = set()
     if not tick.by_condition:  # requests of conditions become one run without this
         others = by_name.keys() & on - {mine}
-    together = {mine: version} | _find_delivered(lake, {name: by_name[name] for name in others})
-    first = min(together)
+    # By sensor, the version that is delivered.
+    delivered = {mine: version} | _find_delivered(lake, {name: by_name[name] for name in others})
+    first = min(delivered)
     if first != mine:
         return Skip(f"{what}; {first} launches the run that builds it too.")
     keys: list[dg.AssetKey] = []
-    for name in sorted(together):
+    for name in sorted(delivered):
         keys += [member.key for member in by_name[name]]
     request = tick.request_run(
-        f"{_group_name(unit)}:{lake.id}:delivered", what, together, asset_selection=keys
+        f"{_group_name(unit)}:{lake.id}:delivered", what, delivered, asset_selection=keys
     )
     if isinstance(request, dg.RunRequest):
         tick.remember(seen=version)

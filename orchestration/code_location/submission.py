@@ -118,9 +118,9 @@ class Exchange(PipesMessageWriterChannel):
         self._versions = versions or _versions()
         self._ttl = ttl or _TTL.total_seconds()
         self._lock = Lock()
-        self._told = 0
+        self._messages_stored = 0
         self._is_removed = False
-        self._beat = ""
+        self._beat_etag = ""
         self._beat_at = time.monotonic()
 
     @classmethod
@@ -207,8 +207,10 @@ class Exchange(PipesMessageWriterChannel):
         """
         with self._lock:
             if not self._is_removed:
-                self.store.put(self.key(f"messages/{self._told + 1}"), json.dumps(message).encode())
-                self._told += 1
+                self.store.put(
+                    self.key(f"messages/{self._messages_stored + 1}"), json.dumps(message).encode()
+                )
+                self._messages_stored += 1
 
     def op_lives(self) -> bool:
         """Return whether the heartbeat of the op's process has changed within the last `ttl`
@@ -218,8 +220,8 @@ class Exchange(PipesMessageWriterChannel):
             found = self.store.head(self.key(_OP))
             if found is None:
                 return False
-            if found.etag != self._beat:
-                self._beat = found.etag
+            if found.etag != self._beat_etag:
+                self._beat_etag = found.etag
                 self._beat_at = time.monotonic()
         return time.monotonic() - self._beat_at < self._ttl
 
@@ -459,7 +461,7 @@ def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
             runtime = Runtime(
                 order.lake, systems, session_factory(start), order.run, order.few_in_process
             )
-            result = order.work(Host(runtime, tell, _find_runs(stack)))
+            result = order.work(Host(runtime, tell, _open_has_ended(stack)))
         tell(_RESULT, result)
     except Exception as error:
         if (ours := find_adjunct_error(error)) is not None:
@@ -467,7 +469,7 @@ def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
         raise
 
 
-def _find_runs(stack: ExitStack) -> Callable[[str], bool]:
+def _open_has_ended(stack: ExitStack) -> Callable[[str], bool]:
     """Return `has_ended` of the driver's Host; without DAGSTER_HOME it returns False for every
     run.
     """

@@ -135,7 +135,8 @@ def apply_dataset_startpoints(
             failed[dataset.name] = error
             continue
         reports.append(report)
-        startpoints.remove_fan_outs({task: {ssp: one.id for ssp, one in requests.items()}})
+        applied = {ssp: request.id for ssp, request in requests.items()}
+        startpoints.remove_fan_outs({task: applied})
         on_report(report)
     return DatasetOutcome(tuple(reports), failed)
 
@@ -353,7 +354,7 @@ class _Resolving:
         elif start is not None:
             self.startpoints[ssp] = start
             offset = start.offset
-        else:
+        else:  # the partition continues from the checkpoint
             return
         self.messages.append(
             f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}:"
@@ -478,7 +479,7 @@ def start_run(
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(resolved.replays.values())
-    offsets = _skip(offsets, state, streams, moved)
+    offsets = _add_skipped(offsets, state, streams, moved)
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))
@@ -523,7 +524,7 @@ def _keep_joined(app: Application, known: OffsetState) -> dict[str, tuple[ReadVe
     return {name: read for name, read in known.joined.items() if name in followed}
 
 
-def _skip(
+def _add_skipped(
     offsets: OffsetState,
     state: ApplicationState,
     streams: Mapping[str, StreamSnapshot],
@@ -539,10 +540,11 @@ def _skip(
     skipped = dict(offsets.skipped)
     before = {}
     for ssp in moved:
-        before[ssp] = state.checkpoint.get(ssp, "0")
         if ssp.qualified_stream in recreated:
             before[ssp] = "0"
             skipped.pop(ssp, None)
+        else:
+            before[ssp] = state.checkpoint.get(ssp, "0")
     nothing_read = {ssp: OffsetRange(start, start) for ssp, start in moved.items()}
     return offsets.model_copy(update={"skipped": skipped}).with_reading(before, nothing_read)
 
@@ -560,6 +562,7 @@ def _describe_paused(app: Application, offsets: OffsetState) -> list[str]:
     return lines
 
 
+# The kinds of outputs that another application may have written.
 _SHARED = ("stream", "table")
 _SHOWN = 5
 
@@ -567,8 +570,8 @@ _SHOWN = 5
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     """Return notes for the plan on why a run would be rejected; empty if it would not be.
 
-    A run is rejected if the application was renamed. It is, too, if the application has never run,
-    another one has written its outputs, and no startpoints say where it begins.
+    A run is rejected if the application was renamed; and if it has never run, another one has
+    written its outputs, and no startpoints say where it begins.
     """
     if not lake.exists():
         return []
@@ -596,8 +599,9 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> str
     Raises ConfigurationError under its former name, and for a first run that would write records
     again.
 
-    It would if another application has written the same outputs from the same inputs. The run is
-    allowed if startpoints say where each of those partitions begins, or with `adopt`.
+    A first run would write them again if another application has written the same outputs from the
+    same inputs. It is allowed if startpoints say where each of the partitions begins that the other
+    one has read, or with `adopt`.
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
@@ -648,12 +652,13 @@ class _Writer:
         shown = ", ".join(self.written[:_SHOWN])
         if len(self.written) > _SHOWN:
             shown += ", …"
-        done = f"read {streams}, and written {shown}"
-        effect = "may read and write the same records again"
         streams_read = {ssp.qualified_stream for ssp in self.state.checkpoint}
         if len(streams_read) == 1:
             done = f"written {shown} from {streams}"
             effect = "would read and write these records again"
+        else:
+            done = f"read {streams}, and written {shown}"
+            effect = "may read and write the same records again"
         return (
             f"application {self.name!r} has {done} ({self.state.batch:,} batches): a run {effect}"
         )
@@ -672,8 +677,8 @@ def _find_writers(
         return
     stored = open_startpoints(lake, app).read()
     requests = list(stored.waiting)
-    for held in stored.handed.values():
-        requests += held.values()
+    for of_task in stored.handed.values():
+        requests += of_task.values()
     asked = {request.ssp for request in requests if request.until is None}
     for writer in found:
         if not asked.issuperset(writer.read):
@@ -720,7 +725,7 @@ def _has_written(state: ApplicationState, output: str) -> bool:
 
 def find_input_streams(app: Application) -> dict[LineageNode, frozenset[str]]:
     """Return, by asset that the application writes, the input streams whose records reach it."""
-    read: dict[str, frozenset[str]] = {}
+    read: dict[str, frozenset[str]] = {}  # by operator
     found: dict[LineageNode, frozenset[str]] = {}
     for operator in app.operators:
         streams = frozenset[str]()

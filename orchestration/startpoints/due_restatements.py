@@ -108,8 +108,8 @@ def _has_read_others(
 def list_versions_over_time(
     app: Application, manifests: Mapping[str, DatasetManifest | None]
 ) -> dict[str, tuple[str, ...]]:
-    """Return all versions, in the order of their times, of the bounded datasets that are joined by
-    time and have a version.
+    """Return, by dataset, all versions in the order of their times, of the bounded datasets that
+    are joined by time and have a version.
     """
     names = set()
     for operator in app.operators:
@@ -148,7 +148,7 @@ def describe_due(
     manifest = StoredVersions(lake, dataset).manifest()
     over_time = list_versions_over_time(app, {dataset.name: manifest})
     served: dict[str, VersionIds] = {}
-    for other in app.restated.values():
+    for other in app.restated.values():  # only versions over time are compared with what was read
         served[other.name] = VersionIds(None, over_time.get(other.name, ()))
     positions = input_positions(app, {stream: snapshot}, state)
     due = find_due(app, state, positions, served, lake.now())

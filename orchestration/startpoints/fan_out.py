@@ -98,8 +98,8 @@ class FanOut:
         for task, requests in self.tasks.items():
             left = {}
             for ssp, request in requests.items():
-                now = handed.get(task, {}).get(ssp)
-                if now is not None and now.id == request.id:
+                still_handed = handed.get(task, {}).get(ssp)
+                if still_handed is not None and still_handed.id == request.id:
                     left[ssp] = request
             tasks[task] = left
         return replace(self, tasks=tasks)
@@ -142,7 +142,7 @@ def decide_fan_out(
     unknown = []
     expired = []
     blocked = []
-    # Of these it is not known which request was settled.
+    # For these targets it is not known which request was settled.
     unreadable_targets = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
@@ -186,12 +186,13 @@ def _find_held(
     """
     held: dict[str, frozenset[SystemStreamPartition]] = {}
     for entry in state.all_unreadable():
-        if entry.at is None:
+        if entry.at is None:  # it waits
             continue
         read_there = readers.tasks.get(entry.at, frozenset())
-        ssps = read_there
         tasks: Sequence[str] = [entry.at]
-        if entry.ssp is not None:
+        if entry.ssp is None:
+            ssps = read_there
+        else:
             ssps = frozenset([entry.ssp])
             if entry.ssp not in read_there:  # another task reads the partition now
                 tasks = readers.owners.get(entry.ssp, ())
@@ -315,6 +316,7 @@ class _Distribution:
         pending at any task.
         """
         pending_at: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
+        # The partitions and sequences of requests for all tasks that any task has to apply.
         pending_for_all: set[tuple[SystemStreamPartition, int]] = set()
         for task in {**self.pending, **self.stranded, **self._handed}:
             pending_at[task] = {**self.stranded.get(task, {}), **self.pending.get(task, {})}

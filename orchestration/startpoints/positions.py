@@ -82,13 +82,15 @@ def choose_first_positions(
         kept = _keep_positions(source, stream, state, resolved, is_first=is_first)
         positions |= kept
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
-        choice = choose_default_offset(source, stream.info, stream.system)
         if kept and fresh:
             # All records of a partition that was added later are new, so it begins at the oldest,
             # whatever the default.
             _check_added(app, source, stream.info, set(fresh).difference(resolved))
-            choice = "oldest"
-        edges = stream.oldest if choice == "oldest" else stream.upcoming
+            begins_at_oldest = True
+        else:
+            default = choose_default_offset(source, stream.info, stream.system)
+            begins_at_oldest = default == "oldest"
+        edges = stream.oldest if begins_at_oldest else stream.upcoming
         for ssp in fresh:
             positions[ssp] = edges[ssp]
     for name, dataset in app.restated.items():
@@ -281,9 +283,10 @@ def _add_position(
     """Add the unread offsets of one partition: from its startpoint or checkpoint up to the end of
     the stream, or to where an abandoned batch ended. A position past the end is added as that.
     """
-    start = state.checkpoint[ssp]
     startpoint = state.offsets.resolved.get(ssp)
-    if startpoint is not None:
+    if startpoint is None:
+        start = state.checkpoint[ssp]
+    else:
         positions.startpoints[ssp] = startpoint
         start = startpoint.offset
     oldest = stream.oldest[ssp]
@@ -447,7 +450,8 @@ def check_open_batch(app: Application, intent: Intent, lost: Ranges) -> None:
     """Raise OffsetOutOfRangeError if an open batch can't finish without records that retention has
     deleted (`lost`).
 
-    It can if the inputs declare on_lost="oldest", but not if it reads records again.
+    A batch can finish without them if the inputs declare on_lost="oldest", but not if it reads
+    records again.
     """
     refused = {}
     for ssp, span in sorted(lost.items()):
@@ -456,8 +460,8 @@ def check_open_batch(app: Application, intent: Intent, lost: Ranges) -> None:
     if not refused:
         return
     first = min(refused)
-    there = of_stream(refused, first.qualified_stream)
-    which = _name_partitions(there)
+    of_first_stream = of_stream(refused, first.qualified_stream)
+    which = _name_partitions(of_first_stream)
     give_up = f"adjunct checkpoint abandon {app.name} --reason …"
     if intent.restating is not None:
         step = (
@@ -479,7 +483,7 @@ def check_open_batch(app: Application, intent: Intent, lost: Ranges) -> None:
     raise offset_error(
         first,
         f"retention has deleted records of the open batch {intent.batch} of application"
-        f" {app.name!r}: {_describe_spans(there)}.",
+        f" {app.name!r}: {_describe_spans(of_first_stream)}.",
         step,
         application=app.name,
         offset=lost[first].start,
@@ -652,19 +656,19 @@ def carry_over_stream(
         return None
     if has_pending_startpoints(state, stream):
         return None
-    now = _by_partition(stream, rewritten.continued_at)
+    continued = _by_partition(stream, rewritten.continued_at)
     update = {
-        "skipped": without_stream(offsets.skipped, stream) | _skip_rewritten(stream, now),
+        "skipped": without_stream(offsets.skipped, stream) | _skip_rewritten(stream, continued),
         "streams": {**offsets.streams, stream: info.identity},
         "applied": without_stream(offsets.applied, stream),
         "furthest": without_stream(offsets.furthest, stream),
-        "epochs": offsets.epochs.carry_over(stream, now),
+        "epochs": offsets.epochs.carry_over(stream, continued),
     }
     return state.model_copy(
         update={
-            "checkpoint": without_stream(state.checkpoint, stream) | now,
+            "checkpoint": without_stream(state.checkpoint, stream) | continued,
             "offsets": offsets.model_copy(update=update),
-            "times": state.times.carry_over(stream, now),
+            "times": state.times.carry_over(stream, continued),
         }
     )
 
@@ -673,8 +677,8 @@ def _skip_rewritten(
     stream: str, continued: Offsets
 ) -> dict[SystemStreamPartition, tuple[tuple[int, int], ...]]:
     """Return the offsets whose results can't be restated in a repartitioned stream: all before
-    those at which reading is `continued`, because results were made of records at other offsets.
-    None in changes of datasets, whose records have no results.
+    those at which reading is `continued`, because results were made of records at other offsets. {}
+    for changes of datasets, of whose records no results are restated.
     """
     if followed_dataset(stream) is not None:
         return {}

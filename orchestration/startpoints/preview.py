@@ -248,7 +248,7 @@ def describe_remote_tables(plan: ExecutionPlan | None, streams: Set[str]) -> dic
     """
     if plan is None:
         return {}
-    effects: dict[str, dict[str, None]] = {}
+    effects: dict[str, dict[str, None]] = {}  # by table, the effects, each once and in order
     for table in plan.tables:
         if streams & set(table.again):
             effects.setdefault(table.table, {})[table.replay] = None
@@ -430,7 +430,7 @@ def preview_rewinds(asked: AskedApplication, previews: Sequence[Preview]) -> lis
     completed = list(previews)
     for dataset in asked.app.datasets:
         task = dataset_task_name(dataset.name)
-        of_dataset = {}
+        of_dataset = {}  # by place in the list
         for number, shown in enumerate(completed):
             if task in shown.tasks and shown.error is None:
                 of_dataset[number] = shown
@@ -469,7 +469,7 @@ def _preview_partition(
     shown: Preview, partition: PartitionRewind, refusal: Exception | None
 ) -> Preview:
     """Return the preview of a request for a dataset, completed by what the rewind does to its
-    partition; `refusal` is why the whole rewind would not be made, if so.
+    partition; `refusal` is why the whole rewind would not be made, None if it would.
     """
     moved = None
     if partition.taken is not None:

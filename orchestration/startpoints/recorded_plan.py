@@ -47,7 +47,7 @@ class RecordedPlan(StoredDocument):
 
     def versions_read(self) -> Iterator[VersionRead]:
         """Yield the versions that the batches read."""
-        batches_of: dict[tuple[str, str], list[int]] = {}
+        batches_of: dict[tuple[str, str], list[int]] = {}  # by dataset and version
         for batch, joined in sorted(self.versions.items()):
             for dataset, versions in joined.list_all().items():
                 for version in versions:

@@ -224,8 +224,8 @@ def _live_plans(
     replays = application_state(lake, application).offsets.replays.values()
     waiting = {request.recorded for request in (*startpoints.waiting, *startpoints.expired)}
     used = {replay.recorded for replay in replays}
-    for held in startpoints.handed.values():
-        used |= {request.recorded for request in held.values()}
+    for of_task in startpoints.handed.values():
+        used |= {request.recorded for request in of_task.values()}
     if startpoints.unreadable:  # they may name any plan
         used |= stored.keys()
     plans = []
@@ -344,8 +344,8 @@ def _build_plan(
     names = {dataset.name for dataset in app.datasets}
     versions = {}
     for batch, joined in reads.versions.items():
-        kept = {name: joined.versions[name] for name in joined.versions.keys() & names}
-        versions[batch] = joined.model_copy(update={"versions": kept, "reading": RECORDED})
+        of_app = {name: joined.versions[name] for name in joined.versions.keys() & names}
+        versions[batch] = joined.model_copy(update={"versions": of_app, "reading": RECORDED})
     streams = {}
     for name, identity in asked.identities.items():
         if identity is not None:
@@ -428,6 +428,7 @@ def collect_main_batches(
     is_complete = oldest <= 1  # the log has its first commit, or none
     if is_complete:
         return MainBatches(intents, newest, oldest)
+    # `state` is that of the oldest commit left.
     gone = {ssp: _read_up_to(state, asked, ssp) for ssp in asked.spans}
     return MainBatches(intents, newest, oldest, gone)
 

@@ -175,9 +175,10 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
     if asked == default:
         return default
     if request.until is None:
-        joined = "the versions served then"
         if default == AS_OF:
             joined = "the entries that were valid at each record's time"
+        else:
+            joined = "the versions served then"
         raise errors.ConfigurationError(
             f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end."
             f" It moves the main position, and its batches are joined with {joined}.",
@@ -288,9 +289,10 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
             return StartpointOldest()
         return StartpointUpcoming()
     if not text:
-        example = "Write the offset as its system does."
         if kind == "timestamp":
             example = "Write it as in 2026-01-31T18:00Z."
+        else:
+            example = "Write the offset as its system does."
         raise errors.ConfigurationError(
             f"position {kind} needs a value.", example, argument="position"
         )
@@ -317,8 +319,10 @@ def expand_partitions(
         system, stream = split_stream_name(qualified)
         if qualified not in counts:
             counts[qualified] = systems[system].info(stream).partitions
-        numbers: Iterable[int] = range(counts[qualified])
-        if spans is not None:
+        numbers: Iterable[int]
+        if spans is None:
+            numbers = range(counts[qualified])
+        else:
             numbers = _parse_numbers(text, spans, counts[qualified])
         for number in numbers:
             partitions[SystemStreamPartition(system, stream, number)] = None
@@ -578,11 +582,12 @@ def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointR
     """
     if (left.task is None) == (right.task is None):
         return max(right, left, key=lambda request: request.sequence)
-    for_task = left
-    for_all = right
     if left.task is None:
-        for_task = right
         for_all = left
+        for_task = right
+    else:
+        for_task = left
+        for_all = right
     if for_all.startpoint.creation_timestamp_ms > for_task.startpoint.creation_timestamp_ms:
         return for_all
     return for_task

@@ -55,7 +55,8 @@ def find_restatement(
     served: Mapping[str, VersionIds],
 ) -> DueRestatement:
     """Return the records whose results these changes of datasets concern. Raises RestatementError
-    if there are more of them, or of the changed keys, than are declared, or if a version is gone.
+    if there are more such records, or more changed keys, than a join allows, or if a version is
+    gone.
 
     `streams` are the input streams, `served` what is served now by dataset. `positions` has the
     startpoints in the changes.
@@ -71,7 +72,7 @@ def find_restatement(
             continue
         startpoints = [positions.startpoints[ssp] for ssp in ranges if ssp in positions.startpoints]
         search = _Search(asked, streams, restated, served[restated.dataset], ranges, startpoints)
-        keys += search.number
+        keys += search.key_count
         for stream, places in search.find_places():
             found.setdefault(stream, []).append(places)
     merged = {name: _merge(places) for name, places in found.items()}
@@ -128,13 +129,13 @@ class _Search:
         asked = self.asked
         name = self.restated.dataset
         since = [parse_commit(start.offset, str(start.ssp)) for start in self.startpoints]
-        read = []
-        if not self._passes_over:
+        joined_before = []
+        if not self._passes_over:  # else only changes since the startpoint count
             for versions in self.asked.state.offsets.joined.get(name, ()):
-                read.append(VersionIds(versions.version, versions.over_time))
+                joined_before.append(VersionIds(versions.version, versions.over_time))
         history = ServedHistory.read(asked.lake, name)
         store = asked.lake.store
-        keys = ChangedKeys(store, history, read, self.served, min(since, default=None))
+        keys = ChangedKeys(store, history, joined_before, self.served, min(since, default=None))
         match = asked.app.operator(self.restated.join).spec.match
         try:
             if match is not None and match.as_of is not None:
@@ -171,7 +172,7 @@ class _Search:
         return self.changed.group_by(key).aggregate([]).select(key)
 
     @property
-    def number(self) -> int:
+    def key_count(self) -> int:
         """How many keys have changed."""
         return int(self.keys.num_rows)
 
@@ -179,20 +180,21 @@ class _Search:
         """Yield each input stream with the places of its records. Raises RestatementError before
         the first one if there are too many changed keys or records.
         """
-        self._check("keys", self.number, self.options.most_keys)
+        self._check("keys", self.key_count, self.options.most_keys)
         records = 0
-        searched = 0
+        searched_offsets = 0
         found = []
         for source in self.restated.inputs:
             ranges = self._select_young(source.stream)
-            searched += self._count_offsets(ranges)
-            if not ranges or not self.number:
+            searched_offsets += self._count_offsets(ranges)
+            if not ranges or not self.key_count:
                 continue
             places = self._without_skipped(source.stream, self._find(source, ranges))
             records += places.num_rows
             found.append((source.stream, places))
         self._check("records", records, self.options.most_records)
-        most = max(int(searched * self.options.most_share), 1)  # a single record is never too many
+        # A single record is never too many.
+        most = max(int(searched_offsets * self.options.most_share), 1)
         self._check("records", records, most, f" ({self.options.most_share:.0%} of them)")
         yield from found
 
@@ -217,7 +219,7 @@ class _Search:
             " allowed.",
             f"Restate them on purpose, once: {self._startpoint(on_purpose)}. Or leave these results"
             f" as they are: {self._startpoint('--upcoming')}.",
-            changed_keys=self.number,
+            changed_keys=self.key_count,
         )
 
     def _startpoint(self, position: str) -> str:
@@ -283,12 +285,12 @@ class _Search:
         time = records.column(source.time).cast(arrow_type("timestamp")).cast(pa.int64())
         moments = time.to_numpy()
         is_known = pc.is_valid(time).to_numpy()
-        kept = np.zeros(records.num_rows, np.bool_)
+        is_within = np.zeros(records.num_rows, np.bool_)
         for row, key in enumerate(_iter_keys(records, source.keys)):
             if is_known[row]:
                 moment = moments[row]
-                kept[row] = any(interval.has(moment) for interval in intervals_of[key])
-        return records.filter(pa.array(kept))
+                is_within[row] = any(interval.has(moment) for interval in intervals_of[key])
+        return records.filter(pa.array(is_within))
 
     def _without_skipped(self, stream: str, places: pa.Table) -> pa.Table:
         """Return the places without those that the main input has skipped."""

@@ -31,12 +31,12 @@ def describe_restatements(asked: AskedApplication, previews: Sequence[Preview]) 
     The records are searched for, as a run does.
     """
     for stream, dataset in asked.app.restated.items():
-        here = []
+        of_dataset = []
         for shown in previews:
             if shown.request.ssp.qualified_stream == stream and shown.error is None:
-                here.append(shown)
-        if here:
-            yield from _describe(asked, stream, dataset, here)
+                of_dataset.append(shown)
+        if of_dataset:
+            yield from _describe(asked, stream, dataset, of_dataset)
 
 
 def _describe(

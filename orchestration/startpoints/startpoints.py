@@ -276,11 +276,11 @@ def take_back_startpoints(
     attempt = _Attempt(
         waiting=[PendingStartpoint(request) for request in taken],
         handed=handed,
-        first=logged.commit is None,
+        is_first_run=logged.commit is None,
         may_run=may_be_running(lake, app.name),
         unread=unread,
         stopped=stopped,
-        going=replays.being_read,
+        being_read=replays.being_read,
         left=left,
     )
     return _describe_attempt(selection, attempt, logged.state)
@@ -292,19 +292,19 @@ class _Attempt:
 
     `waiting` were taken back before a task had them, `handed` were removed from tasks. If a run
     `may_run`, it may have read the `handed` ones before: then it applies them all the same to
-    datasets, and to all tasks if it is the application's `first`. `unread` are the unreadable
-    entries that were taken back. `stopped` are the replays that were stopped, `going` those that
-    were not, because the open batch reads them. `left` are all startpoints that are still stored;
-    they are only read for a selection with a task.
+    datasets, and to all tasks if it is the application's first run. `unread` are the unreadable
+    entries that were taken back. `stopped` are the replays that were stopped, `being_read` those
+    that were not, because the open batch reads them. `left` are all startpoints that are still
+    stored; they are only read for a selection with a task.
     """
 
     waiting: Sequence[PendingStartpoint]
     handed: Sequence[PendingStartpoint]
-    first: bool
+    is_first_run: bool
     may_run: bool
     unread: Sequence[Unreadable]
     stopped: Sequence[Replay]
-    going: Sequence[Replay]
+    being_read: Sequence[Replay]
     left: Sequence[PendingStartpoint]
 
 
@@ -314,23 +314,23 @@ def _describe_attempt(
     """Return what was taken back, and for all else that was selected, why not; a pure function."""
     taken = list(attempt.waiting)
     lines = []
-    replayed = {replay.ssp for replay in (*attempt.stopped, *attempt.going)}
+    replayed = {replay.ssp for replay in (*attempt.stopped, *attempt.being_read)}
     for held in attempt.handed:
-        applies = _why_applied(held, state, first=attempt.first, may_run=attempt.may_run)
+        why = _why_applied(held, state, is_first_run=attempt.is_first_run, may_run=attempt.may_run)
         is_shown_as_replay = held.request.ssp in replayed and _has_begun(held, state)
-        if not applies:
+        if not why:
             taken.append(held)
         elif not is_shown_as_replay:
-            lines.append(f"{held.summary()}: {applies}")
-    for replay in attempt.going:
+            lines.append(f"{held.summary()}: {why}")
+    for replay in attempt.being_read:
         lines.append(_describe_going(selection.app, replay))
-    found: set[SystemStreamPartition | None] = {entry.ssp for entry in attempt.unread}
-    found |= {held.request.ssp for held in (*attempt.waiting, *attempt.handed)}
-    found |= replayed
-    left = _find_left(selection, attempt.left, found)
+    reported: set[SystemStreamPartition | None] = {entry.ssp for entry in attempt.unread}
+    reported |= {held.request.ssp for held in (*attempt.waiting, *attempt.handed)}
+    reported |= replayed
+    left = _find_left(selection, attempt.left, reported)
     lines += left.values()
     for ssp in selection.ssps or ():
-        if ssp not in found and ssp not in left:
+        if ssp not in reported and ssp not in left:
             lines.append(_describe_nothing(ssp, state))
     return TakenBack(tuple(taken), tuple(attempt.stopped), tuple(lines), tuple(attempt.unread))
 
@@ -341,13 +341,13 @@ def _has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
 
 
 def _why_applied(
-    held: PendingStartpoint, state: ApplicationState, *, first: bool, may_run: bool
+    held: PendingStartpoint, state: ApplicationState, *, is_first_run: bool, may_run: bool
 ) -> str:
     """Return why a startpoint that was handed to a task may be applied though it was removed, "" if
     it is not.
 
-    In general, a run that has read it meets a conflict in the batch log. There is none for a run
-    that rewinds a dataset, and for the `first` run before its first commit.
+    In general, a run that has read it has a conflict in the batch log. There is none for a run that
+    rewinds a dataset, and for an application's first run before its first commit.
     """
     may_be_read = may_run and held.at is not None
     if held.is_of_dataset:
@@ -356,7 +356,7 @@ def _why_applied(
         return ""
     if _has_begun(held, state):
         return "a batch has begun there"
-    if first and may_be_read:
+    if is_first_run and may_be_read:
         return "removed, but the application's first run may begin there"
     return ""
 
@@ -398,15 +398,15 @@ def _describe_going(app: Application, replay: Replay) -> str:
 def _find_left(
     selection: _Selection,
     others: Iterable[PendingStartpoint],
-    found: Collection[SystemStreamPartition | None],
+    reported: Collection[SystemStreamPartition | None],
 ) -> dict[SystemStreamPartition, str]:
     """Return, by partition, why a startpoint was left although its partition is selected: it is for
-    other tasks, too. `found` are the partitions of which something else is reported.
+    other tasks, too. Partitions of which something else is `reported` are left out.
     """
     left: dict[SystemStreamPartition, str] = {}
     for held in others:
         ssp = held.request.ssp
-        if ssp in found or not selection.has_partition(ssp):
+        if ssp in reported or not selection.has_partition(ssp):
             continue
         why = ""
         if held.at is None and held.request.task is None:
@@ -704,31 +704,32 @@ def request_startpoints(
     waiting = [PendingStartpoint(request) for request in stored.waiting]
     pending = [*waiting, *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, pending, asked.readers.named_only)
-    old = tuple(dict.fromkeys(held for held, _ in replaced))
+    former = tuple(dict.fromkeys(held for held, _ in replaced))
     refusals = _find_refusals(previews, [] if replace else replaced)
     notes = [f"would be rejected: {refusal}" for refusal in refusals]
     if not dry_run:
         check_previews(previews)
         raise_first(refusals)
         startpoints.write_startpoints(_retain_recorded(lake, requests, planned.recorded))
-        if old:
+        if former:
             first, *_ = requests
-            ids = _list_ids_in_batches(old)
+            ids = _list_ids_in_batches(former)
             log = BatchLog(lake, app.name)
+            # No batch applies them any more, unless it has begun to.
             state = log.take_back(ids, by=first.by, reason=first.reason).state
-    stays = _find_applied(lake, app, state, old)
-    for held, why in stays.items():
+    applied = _find_applied(lake, app, state, former)
+    for held, why in applied.items():
         notes.append(f"applied before: {held.summary()}: {why}")
     notes += describe_versions(app, requests)
     if planned.recorded is not None:
         notes += planned.recorded.describe()
     if dry_run:
         notes += describe_restatements(asked, previews)
-    again = find_streams_read_again(previews)
-    notes += describe_state_effects(app, again)
-    tables = describe_remote_tables(plan, again) | describe_output_tables(plan, again)
-    taken_over = tuple(held for held in old if held not in stays)
-    return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, tuple(notes))
+    read_again = find_streams_read_again(previews)
+    notes += describe_state_effects(app, read_again)
+    tables = describe_remote_tables(plan, read_again) | describe_output_tables(plan, read_again)
+    not_applied = tuple(held for held in former if held not in applied)
+    return AskedStartpoints(tuple(previews), not_applied, not dry_run, tables, tuple(notes))
 
 
 def _find_refusals(
@@ -777,16 +778,18 @@ def _retain_recorded(
 
 
 def _find_applied(
-    lake: Lake, app: Application, state: ApplicationState, old: Sequence[PendingStartpoint]
+    lake: Lake, app: Application, state: ApplicationState, former: Sequence[PendingStartpoint]
 ) -> dict[PendingStartpoint, str]:
-    """Return why startpoints that requests would replace are applied all the same."""
+    """Return those of the `former` startpoints, which requests would replace, that are applied all
+    the same, with the reason.
+    """
     applied: dict[PendingStartpoint, str] = {}
-    if not old:
+    if not former:
         return applied
-    first = state == ApplicationState()  # before the first commit
+    is_first_run = state == ApplicationState()  # before the first commit
     may_run = may_be_running(lake, app.name)
-    for held in old:
-        why = _why_applied(held, state, first=first, may_run=may_run)
+    for held in former:
+        why = _why_applied(held, state, is_first_run=is_first_run, may_run=may_run)
         if why:
             applied[held] = why
     return applied

@@ -391,14 +391,15 @@ class StartpointManager:
         *,
         expires_after: timedelta | None = None,
     ) -> None:
-        self._is_known = not isinstance(application, str)
-        self._is_on = True
-        default = EXPIRES_AFTER
         if isinstance(application, str):
             name = application
+            self._is_known = False
+            self._is_enabled = True
+            default = EXPIRES_AFTER
         else:
             name = application.name
-            self._is_on = application.startpoints
+            self._is_known = True
+            self._is_enabled = application.startpoints
             default = application.startpoints_expire_after
         if expires_after is None:
             expires_after = default
@@ -442,7 +443,7 @@ class StartpointManager:
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
             """Write what differs from what is stored."""
             changes = {}
-            self._checked(snapshot)
+            self._checked(snapshot)  # called for its error
             for key, request in wanted.items():
                 before = snapshot.get(key)
                 self._check_readable(key, before)
@@ -454,12 +455,14 @@ class StartpointManager:
         writers = sorted({request.by for request in wanted.values()})
         self._requests.transact(decide, by=", ".join(writers[:3]))
 
-    def _check_readable(self, key: str, there: object) -> None:
-        """Raise ConfigurationError if the request that is stored under a key can't be read."""
-        if there is None:
+    def _check_readable(self, key: str, stored: object) -> None:
+        """Raise ConfigurationError if the request that is `stored` under a key can't be read; None
+        is no request.
+        """
+        if stored is None:
             return
         try:
-            read_request(self.application, key, there)
+            read_request(self.application, key, stored)
         except MalformedDocumentError as error:
             raise ConfigurationError(
                 "nothing is written: it would replace a request that can't be read."
@@ -471,7 +474,7 @@ class StartpointManager:
 
     def check_on(self) -> None:
         """Raise ConfigurationError if the application disables startpoints."""
-        if not self._is_on:
+        if not self._is_enabled:
             raise ConfigurationError(
                 f"application {self.application!r} has startpoints disabled (startpoints=False):"
                 " nothing is written, and no run would apply it.",

@@ -199,8 +199,8 @@ class ArrowFrames:
         types = self.types(frame)
         made = [(name, _evaluate(frame, types, text)) for name, text in columns]
         for name, values in made:
-            there = {column.lower(): column for column in frame.column_names}
-            frame = set_column(frame, name, values, there.get(name.lower()))
+            by_lower_name = {column.lower(): column for column in frame.column_names}
+            frame = set_column(frame, name, values, by_lower_name.get(name.lower()))
         return frame
 
     def explode(
@@ -217,13 +217,15 @@ class ArrowFrames:
         elements = arrow_kernels.explode(values, arrow_type(element), keep_empty=keep_empty)
         made = frame.take(elements.rows)
         numbers = elements.numbers.to_pylist()
-        before: list[str | None] = [None] * len(numbers)
+        outer: list[str | None]  # the ordinals of the records that had the arrays
         if ORDINAL in made.column_names:
-            before = made.column(ORDINAL).to_pylist()
+            outer = made.column(ORDINAL).to_pylist()
             made = made.drop_columns([ORDINAL])
-        there = {column.lower(): column for column in made.column_names}
-        made = set_column(made, name, elements.values, there.get(name.lower()))
-        ordinals = list(map(ordinal_text, before, numbers))
+        else:
+            outer = [None] * len(numbers)
+        by_lower_name = {column.lower(): column for column in made.column_names}
+        made = set_column(made, name, elements.values, by_lower_name.get(name.lower()))
+        ordinals = list(map(ordinal_text, outer, numbers))
         return made.append_column(ORDINAL, pa.array(ordinals, pa.string()))
 
     def merge(self, operator: str, frames: Sequence[pa.Table]) -> pa.Table:
@@ -277,7 +279,7 @@ class ArrowFrames:
 
     def count_failed(self, operator: str, frame: pa.Table, checked: Checked) -> pa.Table:
         """Return all records; counts them and those that fail the check, and describes a sample of
-        these: the first one of those whose offsets have the same remainder.
+        the failed ones: the first for each remainder of the offset by SAMPLE_SIZE.
         """
         failed = _sort_by_position(frame.filter(frame.column(checked.flag)))
         self.counts.count(operator, {"rows": frame.num_rows, "failed": failed.num_rows})
@@ -333,8 +335,8 @@ class ArrowFrames:
         first_answer = len(lookup.keys) + 1  # after the key and FOUND
         for number, answer in enumerate(lookup.answers, start=first_answer):
             frame = frame.append_column(answer.name, found.entries.column(number).take(places))
-        there = found.entries.column(lookups.FOUND).take(places)
-        return frame.append_column(MATCHED, _true_or_null(pc.fill_null(there, False)))
+        has_record = found.entries.column(lookups.FOUND).take(places)
+        return frame.append_column(MATCHED, _true_or_null(pc.fill_null(has_record, False)))
 
     def add_unknown_answers(self, operator: str, frame: pa.Table, lookup: TableLookup) -> pa.Table:
         """Return the records with the columns that `add_answers` adds, all null."""
@@ -392,9 +394,9 @@ def _select_keys(frame: pa.Table, lookup: TableLookup) -> pa.Table:
     return pa.table(keys, lookups.key_columns(lookup))
 
 
-def _true_or_null(there: pa.Array) -> pa.Array:
-    """Return true where `there` is true, else null."""
-    return pc.if_else(there, True, pa.scalar(None, pa.bool_()))
+def _true_or_null(flags: pa.Array) -> pa.Array:
+    """Return true where the flag is true, else null."""
+    return pc.if_else(flags, True, pa.scalar(None, pa.bool_()))
 
 
 def set_column(records: pa.Table, name: str, values: Any, replaced: str | None = None) -> pa.Table:
@@ -459,21 +461,27 @@ class ArrowDatasets:
         return self.entries(dataset, key)
 
     def entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
-        """Return the entries of a dataset by its key; a dry run takes them for none."""
+        """Return the entries of a dataset by its key; none in a dry run, and for a dataset without
+        a version.
+        """
         view = self.planned.inputs.views[dataset]
         if isinstance(view, VersionReader) and not self.planned.is_dry_run:
             return self.cache.get(view, key)
         return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
 
     def _served_entries(self, dataset: str, key: tuple[str, ...]) -> TimedEntries:
-        """Return the rows that a dataset has served, by their key; none in a dry run."""
+        """Return the rows that a dataset has served, by their key; none in a dry run, and if it has
+        served nothing yet.
+        """
         reader = self.planned.inputs.served.get(dataset)
         if reader is None or self.planned.is_dry_run:
             return TimedEntries.empty(self.schema_of(dataset), key)
         return self.cache.get_served(reader, key)
 
     def _timed_entries(self, dataset: str, key: tuple[str, ...], *, with_ids: bool) -> TimedEntries:
-        """Return a dataset's rows over time, by their key; none in a dry run."""
+        """Return a dataset's rows over time, by their key; none in a dry run, and for a dataset
+        without a version.
+        """
         history = find_history(self.planned, dataset)
         if history.reader is None or self.planned.is_dry_run:
             schema = self.schema_of(dataset)

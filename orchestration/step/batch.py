@@ -225,11 +225,12 @@ class SparkCompiler:
             return leaving
         planned = self.batch.planned
         after = planned.required_partitioning(operator.id)
-        before = after  # where a stream begins, records are partitioned by these names already
         if operator.spec.role is None:
             before = planned.required_partitioning(operator.inputs[0])
             for exchange in planned.moves(operator.id):
                 before = exchange.partitioned_by
+        else:  # where a stream begins, records are partitioned by these names already
+            before = after
         return rename_copies(leaving, before, after)
 
     def _compile(self, operator: Operator) -> DataFrame:
@@ -312,21 +313,21 @@ def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
     """Return the inputs of a batch with whether it runs best in one task per stage (`few`), and
     with plans that Spark interprets.
 
-    A dataset that is broadcast is read whole by every task in any batch, so its size decides
+    Every task reads all entries of a dataset that is broadcast, in any batch, so its size decides
     nothing about tasks. The records of broadcast inputs count once for each task.
     """
-    whole = read_whole(app, inputs)
-    partitioned = dict(whole)
+    views = read_whole(app, inputs)
+    shared_by_tasks = dict(views)
     for dataset in app.datasets:
         if dataset.broadcast:
-            partitioned.pop(dataset.name, None)
-    rows = sum(map(_count_rows, partitioned.values()))
-    size = sum(map(_count_bytes, partitioned.values()))
+            shared_by_tasks.pop(dataset.name, None)
+    rows = sum(map(_count_rows, shared_by_tasks.values()))
+    size = sum(map(_count_bytes, shared_by_tasks.values()))
     records = inputs.records * (inputs.intent.tasks or 1)
     has_small_datasets = rows <= SMALL_DATASETS and size <= SMALL_BYTES
     if records > app.few_records or not has_small_datasets:
         return inputs
-    all_rows = sum(map(_count_rows, whole.values()))
+    all_rows = sum(map(_count_rows, views.values()))
     interpreted = all_rows <= SMALL_ROWS and not inputs.looked_back_at
     return replace(inputs, few=True, interpreted=interpreted)
 

@@ -77,8 +77,8 @@ _LETTER_IDENTITY = ("table", "kind", "key", "record")  # all but the problem
 
 
 class BatchCounts:
-    """What a batch counts: the counters of its outputs and operators, descriptions of some records
-    that fail a check, and the metrics of its remote tables.
+    """What a batch counts, by name: the counters of its outputs and operators, descriptions of some
+    records that fail an operator's check, and the metrics of its remote tables.
     """
 
     def __init__(self) -> None:
@@ -557,9 +557,9 @@ def naming_records(system: StreamWriter, stream: str, rows: pa.Table) -> Iterato
     except SchemaMismatchError as error:
         schema = system.info(stream).schema
         if error.row is not None and schema is not None:
-            there = schema.select([name for name in schema.names if name in rows.column_names])
+            sent = schema.select([name for name in schema.names if name in rows.column_names])
             what = f"stream {stream!r}"
-            check_readable(rows.select(there.names), there, what, stream=f"{system.name}.{stream}")
+            check_readable(rows.select(sent.names), sent, what, stream=f"{system.name}.{stream}")
         raise
 
 
@@ -575,7 +575,9 @@ def epochs_of_partitions(epochs: Mapping[int, int], partitions: pa.ChunkedArray)
 
 
 def table_of_letters(table: str, letters: Letters) -> pa.Table:
-    """Return dead letters as records of a stream, at the positions of the originals."""
+    """Return dead letters as records of a stream, at the positions of the originals; at offset 0 of
+    partition 0 where a letter has no position.
+    """
     rows = []
     for letter in letters:
         timestamp = letter.get("timestamp")

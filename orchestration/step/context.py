@@ -213,7 +213,7 @@ class BatchVersions:
         self._runtime = runtime
         self._app = app
         self._stored: dict[str, StoredVersions] = {}
-        self._readers: dict[tuple[str, str], VersionReader] = {}
+        self._readers: dict[tuple[str, str], VersionReader] = {}  # by dataset and version
         self._histories: dict[str, ServedHistory] = {}
         self._tables: dict[str, TransientTable] = {}
         self._plans: dict[str, RecordedPlan] = {}
@@ -324,10 +324,10 @@ class BatchVersions:
 
     def plan_of(self, replay: Replay) -> RecordedPlan:
         """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
-        plan = replay.recorded or ""
-        if plan not in self._plans:
+        plan_id = replay.recorded or ""
+        if plan_id not in self._plans:
             try:
-                self._plans[plan] = read_plan(self._runtime.lake, self._app.name, plan)
+                self._plans[plan_id] = read_plan(self._runtime.lake, self._app.name, plan_id)
             except ObjectNotFoundError as error:
                 raise ConfigurationError(
                     f"{replay.describe()} can't continue: the plan of its versions is gone"
@@ -336,7 +336,7 @@ class BatchVersions:
                     " ask again.",
                     application=self._app.name,
                 ) from error
-        return self._plans[plan]
+        return self._plans[plan_id]
 
     def lease(self, joined: JoinedVersions, *, reopened: bool = False) -> list[str]:
         """Lease the dataset versions that a batch reads; return the names of the datasets whose
@@ -352,7 +352,7 @@ class BatchVersions:
             if not self._holds(name, wanted):
                 missing[name] = wanted
 
-        def is_leased(name: str) -> bool:
+        def try_lease(name: str) -> bool:
             try:
                 self._acquire_lease(name, missing[name])
             except VersionDiscardedError:
@@ -361,11 +361,13 @@ class BatchVersions:
                 return False
             return True
 
-        leased = map_in_threads(is_leased, missing, requests_at_once(self._runtime.lake.store))
-        return [name for name, done in zip(missing, leased, strict=True) if not done]
+        leased = map_in_threads(try_lease, missing, requests_at_once(self._runtime.lake.store))
+        return [name for name, is_leased in zip(missing, leased, strict=True) if not is_leased]
 
     def _acquire_lease(self, name: str, wanted: set[str]) -> None:
-        """Lease these versions of a dataset, in place of those that the last batch has leased."""
+        """Lease these versions of a dataset, in place of those that the last batch has leased,
+        whose readers are dropped.
+        """
         lake = self._runtime.lake
         before = self._leases.get(name)
         self._leases[name] = Lease.acquire(lake, name, sorted(wanted), holder=self._runtime.by)
@@ -374,7 +376,9 @@ class BatchVersions:
             self._forget_readers(name, wanted)
 
     def _holds(self, name: str, wanted: set[str]) -> bool:
-        """Return whether the lease on a dataset, if it is not lost, has all these versions."""
+        """Return whether a lease on the dataset that is not lost has all these versions; True also
+        for no versions.
+        """
         if not wanted:
             return True
         held = self._leases.get(name)

@@ -98,7 +98,9 @@ class Inspect(Protocol[_Frame_contra]):
 
 @dataclass(frozen=True, slots=True)
 class StoredColumns:
-    """The columns of remote tables as their stores report them, each read once."""
+    """The columns of remote tables as their stores report them, each read once. `known` has, by
+    table, {column: type}, or None if its store does not report them.
+    """
 
     known: dict[str, dict[str, str] | None] = field(default_factory=dict)
 
@@ -312,8 +314,8 @@ class DryCompiler:
         """Return the records that leave an operator as the next ones get them. They are marked with
         the operator, unless the next operators read them from a stream or there are none.
 
-        Records that a batch reads back from an output are cached, and so are those whose read has
-        an exchange of its own. Then Spark's plan for the next operators starts at the cached
+        Records that a batch reads back from an output are cached, and so are those of an input that
+        Spark reads with an exchange. Then Spark's plan for the next operators starts at the cached
         records.
         """
         planned = self.compiler.batch.planned
@@ -349,7 +351,7 @@ class DryCompiler:
                 " another stream is replayed.",
             ) from error.__cause__
         except PermanentError as error:
-            if getattr(error, "operator", None) is not None:
+            if getattr(error, "operator", None) is not None:  # it names one already
                 raise
             about = {"operator": operator.id} if hasattr(error, "operator") else {}
             raise error.reworded(

@@ -130,8 +130,8 @@ class _Reached:
 
 @dataclass(frozen=True, slots=True)
 class TimeBlockMapper:
-    """Maps batches of (partition, offset, time) to rows of BLOCK_SCHEMA, of at most `length`
-    offsets; `delay` in microseconds.
+    """Maps Arrow batches of (partition, offset, time) to rows of BLOCK_SCHEMA, in blocks of
+    `length` offsets; `delay` in microseconds. `prior` has the times before the batch by partition.
     """
 
     prior: Mapping[int, PriorTimes]
@@ -139,11 +139,11 @@ class TimeBlockMapper:
     length: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of BLOCK_SCHEMA for batches of (partition, offset, time), the records of one
-        task.
+        """Yield rows of BLOCK_SCHEMA for Arrow batches of (partition, offset, time), the records of
+        one task.
 
         Where the offsets of a partition do not ascend from one Arrow batch to the next, the next
-        one is checked with the times before the records of this run (`prior`) alone.
+        one is checked with the `prior` times alone.
         """
         reached: dict[int, _Reached] = {}
         for batch in batches:
@@ -164,13 +164,13 @@ class TimeBlockMapper:
 
     def _make_blocks(
         self,
-        number: int,
+        partition: int,
         offset: np.ndarray[Any, Any],
         time: np.ndarray[Any, Any],
         mark: np.ndarray[Any, Any],
     ) -> pa.RecordBatch:
-        """Return rows of BLOCK_SCHEMA for records of one partition: their offsets, their times, and
-        the watermark at each. First the blocks, then the records behind.
+        """Return rows of BLOCK_SCHEMA for records of one partition, of which the arrays have the
+        offset, the time and the watermark. First the blocks, then the records behind.
         """
         is_behind = (time > NEVER) & (time < mark)
         block = offset // self.length
@@ -184,7 +184,7 @@ class TimeBlockMapper:
         no_mark = np.zeros(len(starts), np.int64)
         is_block = np.r_[np.ones(len(starts), bool), np.zeros(len(behind), bool)]
         columns = [
-            pa.array(np.full(len(is_block), number, np.int32)),
+            pa.array(np.full(len(is_block), partition, np.int32)),
             pa.array(np.r_[offset[starts], behind]),
             pa.array(np.r_[offset[ends], behind]),
             pa.array(np.r_[oldest, no_time]),
@@ -291,7 +291,8 @@ def merge_blocks(
     late_partition = late["partition"].to_numpy()
     late_offset = late["last"].to_numpy()
     late_mark = late["mark"].to_numpy()
-    # Of each row of a block: the newest time and the watermark before it, by the rows of all tasks.
+    # For each row of a block: the newest time and the watermark before it, by the rows of all
+    # tasks.
     begun = np.full(len(last), NEVER)
     mark = np.full(len(last), NEVER)
     # The row of the block that each late record is in.
@@ -317,16 +318,19 @@ def merge_blocks(
     is_first = np.r_[True, is_other_block][: len(last)]  # of the rows of a block
     is_mixed = ~is_first & np.r_[False, overlaps_previous][: len(last)]
     block = np.cumsum(is_first) - 1  # the number of each row's block
+    # By number of the block: whether one of its rows has a time that may be behind, or two of them
+    # overlap.
     is_unsure = np.bincount(block, (oldest < mark) | is_mixed) > 0
-    is_sure = ~is_unsure[block[place]]
+    is_sure = ~is_unsure[block[place]]  # of the late records
+    # Other tasks may have read newer times before a record than the task that found it late.
     exact_mark = np.maximum(late_mark, mark[place])
     behind = _late_table(late_partition[is_sure], late_offset[is_sure], exact_mark[is_sure])
-    again = np.flatnonzero(is_first)[is_unsure]
-    floors = [prior.get(number, PriorTimes()).watermark for number in partition[again].tolist()]
+    unsure = np.flatnonzero(is_first)[is_unsure]  # the first row of each such block
+    floors = [prior.get(number, PriorTimes()).watermark for number in partition[unsure].tolist()]
     recheck = {
-        PARTITION: pa.array(partition[again], pa.int32()),
-        "block": pa.array(begins[again], pa.int64()),
-        "begun": pa.array(begun[again], pa.int64()),
+        PARTITION: pa.array(partition[unsure], pa.int32()),
+        "block": pa.array(begins[unsure], pa.int64()),
+        "begun": pa.array(begun[unsure], pa.int64()),
         "floor": pa.array(floors, pa.int64()),
     }
     return MergedBlocks(Measured(newest, read_to), behind, pa.table(recheck))
@@ -609,21 +613,23 @@ class BatchTimes:
     def _was_read_before(self, stream: str) -> Column:
         """Return the condition that a record was read before, by an earlier batch."""
         if self._is_replay and not self._is_dry_run:
-            # not a literal: Spark would drop the count of these records
+            # True, but not as a literal: Spark would drop the count of these records.
             return F.col(OFFSET) >= F.lit(-1)
         known = self._partition_times(stream)
         read_to = {}
         for ssp, prior in known.items():
             if prior.read_to:
                 read_to[ssp.partition] = prior.read_to
-        if not read_to and not self._is_dry_run:  # for which it is not a literal, either
+        # In a dry run it is no literal, either: Spark would drop what depends on it.
+        if not read_to and not self._is_dry_run:
             return F.lit(False)
-        again = F.col(OFFSET) < number_by_partition(read_to)  # 0 for partitions that are new
+        is_read_again = F.col(OFFSET) < number_by_partition(read_to)  # 0 for new partitions
         for ssp, prior in known.items():
             for low, high in prior.skipped:  # skipped before, so this is the first read
                 is_within = (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
-                again = again & ~(is_within & (F.col(PARTITION) == ssp.partition))
-        return again
+                is_skipped = is_within & (F.col(PARTITION) == ssp.partition)
+                is_read_again = is_read_again & ~is_skipped
+        return is_read_again
 
     def _partition_times(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
         """Return the event times of the stream's partitions at the start of the batch."""
@@ -650,7 +656,7 @@ class BatchTimes:
         retention = required_retention(self._context.app.operators).get(stream, timedelta(0))
         latest = MAX_MICROS - _to_micros(retention)
         reads = self._plan_reads(stream, declared.column_name(types_from_spark(records.schema)))
-        if reads is not None and not reads.ranges:
+        if reads is not None and not reads.ranges:  # all was read before
             return Measured()
         is_few = self._inputs.few and offsets <= DRIVER_LIMIT
         if reads is not None and is_few and reads.system.capabilities.reads_arrow:

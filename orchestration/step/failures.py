@@ -378,16 +378,16 @@ def explain_failure(
     failure = parse_failure(error)
     if failure is None:
         return None
-    before = list(iter_upstream(batch.planned.app, operator))
-    suspects = _find_suspects(before, failure)
-    failed = None
+    upstream = list(iter_upstream(batch.planned.app, operator))
+    suspects = _find_suspects(upstream, failure)
     # Unless there is one suspect, Spark's text may quote a column of any operator.
-    maybe_quoted = before
+    maybe_quoted = suspects if len(suspects) == 1 else upstream
     if len(suspects) == 1:
-        failed = suspects[0]
-        maybe_quoted = suspects
+        failed: Operator | None = suspects[0]
     elif failure.of_expression:
-        failed = _find_failing_operator(batch, suspects or before, failure)
+        failed = _find_failing_operator(batch, suspects or upstream, failure)
+    else:
+        failed = None
     hidden = frozenset[str]()
     for each in maybe_quoted:
         hidden |= batch.sensitive(each.id)
@@ -498,13 +498,13 @@ def _explain_with_sample(
         what = f"{failed.id}: {function_label(functions[0])}"
     else:
         what = failed.id
-    seen = [failure]
+    failures = [failure]
 
     def same(other: Exception) -> bool:
-        again = parse_failure(other)
-        if again is None or not _is_alike(again, failure):
+        repeated = parse_failure(other)
+        if repeated is None or not _is_alike(repeated, failure):
             return False
-        seen.append(again)  # the last one is of the sample, whose value the text may quote
+        failures.append(repeated)  # the last one is of the sample, whose value the text may quote
         return True
 
     sample = None
@@ -516,7 +516,7 @@ def _explain_with_sample(
     record = None
     if sample is not None:
         record = sample.record
-        failure = seen[-1]
+        failure = failures[-1]
         about["stream"] = batch.planned.stream_of(failed.inputs[0])
         about |= {"partition": sample.partition, "offset": str(sample.offset)}
     problem = failure.problem(what, show_text=not hidden)
@@ -564,8 +564,8 @@ class _Probed:
 
 
 def probe_operator(batch: FailedBatch, operator: Operator, frame: DataFrame) -> DataFrame:
-    """Return the records that an operator makes of these, or else those that it sends; nothing is
-    written or stored.
+    """Return the records that an operator would send last; those that leave it if it sends none.
+    Nothing is written or stored.
 
     Raises AttributeError for an operator that calls anything else with an effect.
     """

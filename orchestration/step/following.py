@@ -129,14 +129,16 @@ class Following:
         self._clock = self._machine.clock
         self._looks: dict[str, Look] = {**watched.streams, "startpoints": watched.startpoints}
         self._end = self._clock() + lasts.total_seconds()
+        # Times by the clock: of the next look, the next advance of datasets that are read from
+        # files or queries, and the next one of all datasets if the run never waits.
         now = self._clock()
-        self._next = now
+        self._next_look = now
         self._next_sources = now
-        self._eager_until = now
         self._next_busy = now + _BUSY_EVERY
+        self._eager_until = now
         self._failing_since: float | None = None
         self._seen: dict[str, object] = {}
-        self._said = False
+        self._has_said_caught_up = False
         self._turns = self._take_turns()
 
     def begin(self) -> None:
@@ -156,8 +158,8 @@ class Following:
         over.
         """
         retry_at = self._clock() + _HELD_EVERY
-        if not self._said:
-            self._said = True
+        if not self._has_said_caught_up:
+            self._has_said_caught_up = True
             self._say(f"caught up; staying for {self._lasts} from the start of the run")
         while not self._is_over():
             self._tick()
@@ -167,11 +169,11 @@ class Following:
                 if goes_on is not None:
                     return goes_on
                 retry_at = now + _HELD_EVERY
-            if now < self._next:
-                self._machine.sleep(min(self._next - now, max(0.0, self._end - now)))
+            if now < self._next_look:
+                self._machine.sleep(min(self._next_look - now, max(0.0, self._end - now)))
                 continue
             pause = _PAUSE / 2 if now < self._eager_until else _PAUSE
-            self._next = now + pause
+            self._next_look = now + pause
             goes_on = self._look_once()
             if goes_on is not None:
                 return goes_on
@@ -179,8 +181,8 @@ class Following:
         return False
 
     def _look_once(self) -> bool | None:
-        """Look at what comes next; return whether the step goes on or begins again, None if there
-        is nothing new.
+        """Look at what comes next. Return True if the step goes on and False if it begins again;
+        None if there is nothing new, or a store does not answer.
         """
         if self._watched.sources and self._clock() >= self._next_sources:
             self._next_sources = self._clock() + _SOURCES_EVERY

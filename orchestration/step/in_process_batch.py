@@ -153,7 +153,9 @@ def _read_at_once(frames: ArrowFrames, datasets: ArrowDatasets) -> None:
 def _compute_operator(
     planned: PlannedBatch, batch: Batch[pa.Table], operator: Operator, sources: Sequence[pa.Table]
 ) -> pa.Table:
-    """Return the records that leave an operator; NeedsSpark then names it."""
+    """Return the records that leave an operator. Raises NeedsSpark, whose text begins with the
+    operator's id.
+    """
     arriving = add_branches(planned, operator, sources, _add_branch)
     try:
         return operator.spec.compile(operator.id, arriving, batch)

@@ -1,9 +1,9 @@
 """Counts the changes of datasets that came after an application's joins had passed their time.
 
-A batch passes the watermark of the dataset that its records wait for: those with times before it
-were joined as if no earlier change could come. The commits of the dataset count, for each such
-watermark, the changes that came all the same. The next batch finds there how many came since the
-one before, so that changes which come before any record has gone are late for nobody.
+A batch passes the watermark of the dataset that its records wait for: records with times before it
+were joined as if no earlier change could come. The commits of the dataset count, for each watermark
+that was passed, the changes that came with earlier times. The next batch finds there how many came
+since the batch before it, so that changes before the first batch are late for no join.
 """
 
 from __future__ import annotations

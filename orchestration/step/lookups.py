@@ -125,8 +125,8 @@ def answer_keys(
     one for each value that is looked up.
     """
     schema = _answers_schema(keys, lookup)
-    known = [schema.empty_table()]
-    answered: set[Any] = set()
+    parts = [schema.empty_table()]
+    answered: set[Any] = set()  # the keys in these parts
     metrics = TableMetrics()
     turn = 1
     while True:
@@ -134,23 +134,23 @@ def answer_keys(
         if earlier is not None:
             turn += 1
             part = earlier.replace_schema_metadata(None).cast(schema)
-            known.append(part)
+            parts.append(part)
             answered.update(_as_keys(part, lookup))
             continue
-        asked = []
+        places = []  # of the keys without an answer
         for place, key in enumerate(_as_keys(keys, lookup)):
             if key not in answered:
-                asked.append(place)
-        if not asked:
-            return pa.concat_tables(known), metrics
-        fresh = keys.take(asked)
-        wanted = _as_keys(fresh, lookup)
+                places.append(place)
+        if not places:
+            return pa.concat_tables(parts), metrics
+        unanswered = keys.take(places)
+        wanted = _as_keys(unanswered, lookup)
         read = reader.read(wanted, lookup.args, tasks)
         metrics += read.metrics
-        kept = recorded.keep(turn, _build_answers(fresh, wanted, read.records, lookup))
-        if kept is not None:
+        kept = recorded.keep(turn, _build_answers(unanswered, wanted, read.records, lookup))
+        if kept is not None:  # else another run was faster: its answers of this turn are read
             turn += 1
-            known.append(kept.replace_schema_metadata(None))
+            parts.append(kept.replace_schema_metadata(None))
             answered.update(wanted)
 
 
@@ -166,17 +166,18 @@ def join_answers(
     names = key_columns(lookup)
     side = F.broadcast(answers)
     equal = []
-    whole = F.lit(True)
+    has_whole_key = F.lit(True)
     for stream, name in zip(lookup.keys, names, strict=True):
         value = value_column(frame.columns, stream)
         equal.append(value == side[name])
-        whole = whole & value.isNotNull()
-    lacking = (
+        has_whole_key = has_whole_key & value.isNotNull()
+    problem = (
         f"{operator}: a record has a key that this batch did not look up in table {lookup.table}:"
         " the operators before the join are not deterministic."
     )
-    unknown = F.raise_error(F.lit(lacking)).cast("boolean")
-    matched = F.when(F.col(FOUND), True).when(F.col(FOUND).isNull() & whole, unknown)
+    failed = F.raise_error(F.lit(problem)).cast("boolean")
+    was_not_asked = F.col(FOUND).isNull() & has_whole_key
+    matched = F.when(F.col(FOUND), True).when(was_not_asked, failed)
     return frame.join(side, equal, "left").withColumn("__matched", matched).drop(*names, FOUND)
 
 
@@ -203,8 +204,9 @@ def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
     key.
     """
     columns = [part.column(place).to_pylist() for place in range(len(lookup.keys))]
-    keys: Sequence[Any] = columns[0]
-    if len(columns) > 1:
+    if len(columns) == 1:
+        keys: Sequence[Any] = columns[0]
+    else:
         keys = list(zip(*columns, strict=True))
     return keys
 
@@ -216,7 +218,7 @@ def _build_answers(
     Raises TableError for a record that is no mapping.
     """
     what = f"table {lookup.table}"
-    found = []
+    has_record = []
     for record in records:
         if record is not None and not isinstance(record, Mapping):
             raise errors.TableError(
@@ -225,12 +227,12 @@ def _build_answers(
                 "Have its function return dictionaries.",
                 table=lookup.table,
             )
-        found.append(record is not None)
-    columns = [*keys.select(key_columns(lookup)).columns, pa.array(found, pa.bool_())]
-    known = [answer.value.column for answer in lookup.answers]
+        has_record.append(record is not None)
+    columns = [*keys.select(key_columns(lookup)).columns, pa.array(has_record, pa.bool_())]
+    names = [answer.value.column for answer in lookup.answers]
     for answer in lookup.answers:
         column = answer.value.column
-        values = arrow_column_from_records(what, wanted, records, column, answer.column_type, known)
+        values = arrow_column_from_records(what, wanted, records, column, answer.column_type, names)
         columns.append(read_path(pa.table({column: values}), answer.value.steps))
     return pa.table(columns, names=_answers_schema(keys, lookup).names)
 

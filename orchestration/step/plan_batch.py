@@ -88,7 +88,7 @@ class ServedVersions:
     - `limited`: the manifests of datasets with a maximum staleness: version and offsets of one
       commit, so that the batch reads exactly what was found fresh.
     - `known`: the watermarks of datasets that records wait for, by join.
-    - `waited`: the manifests of those of them that follow changes.
+    - `waited`: the manifests of the datasets that records wait for and that follow changes.
     - `over_time`: all versions of the bounded datasets that are joined by time.
     """
 
@@ -107,8 +107,8 @@ class BatchSnapshot:
     - `handed`: the part of this run's fan-out that is still stored at its start; None after the
       start.
     - `streams`: a snapshot of each input stream.
-    - `changes`: the streams of changes of datasets by which results are restated: what they end
-      with is served, or has been.
+    - `changes`: the streams of changes of datasets by which results are restated; every change in
+      them is in a version that is served, or has been.
     """
 
     served: ServedVersions
@@ -147,8 +147,8 @@ def maintain_local_tables(context: StepContext, state: ApplicationState) -> None
     """Remove what an abandoned batch wrote to local tables, and keep the state tables small; safe
     to repeat.
 
-    A state table is created before the first batch that writes it: where there is none, no batch
-    has written.
+    A state table is created before the first batch that writes it: if it does not exist, no batch
+    has written to it.
     """
     app = context.app
     runtime = context.runtime
@@ -206,7 +206,9 @@ def snapshot_changes(context: StepContext) -> dict[str, StreamSnapshot]:
 def _open_served_versions(context: StepContext) -> ServedVersions:
     """Return the served versions, for which the run keeps open readers.
 
-    Members of a version set are read in one snapshot.
+    Members of a version set are read in one snapshot. Raises NoSealedVersionError for a dataset
+    with `bootstrap` that has no version, and an error for a local table whose declaration does not
+    match what is stored.
     """
     app = context.app
     stored = context.versions.stored
@@ -229,8 +231,8 @@ def _open_served_versions(context: StepContext) -> ServedVersions:
             manifest = require_local_manifest(manifest, table)
         readers[table.name] = stored(table.name).reader_of(manifest)
     manifests = current_manifests(unlimited)  # in one snapshot
-    for name, found in manifests.items():
-        readers[name] = unlimited[name].reader_of(found)
+    for name, manifest in manifests.items():
+        readers[name] = unlimited[name].reader_of(manifest)
     _require_bootstrapped(context, readers)
     for name in context.states:
         readers[name] = stored(name).current()
@@ -286,7 +288,8 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
     """At the start of a run, store a position for each input partition, before anything is read;
     later do nothing.
 
-    Returns the state after that.
+    Requests that this applies are removed from the fan-outs and reported. Returns the state after
+    that.
     """
     if seen.handed is None:
         return run
@@ -317,9 +320,10 @@ def plan_batch(
     """Return the plan of the next batch over a snapshot; nothing is stored but the places of
     records to restate.
 
-    Batches that read records again take turns with batches of the main input. Among the former, a
-    restatement comes first on its turn; when it is the turn of the main input and that has nothing
-    to read, a replay does. Too much to restate is an error once nothing else is left to read.
+    Batches that read records again take turns with batches of the main input. When it is their
+    turn, a restatement comes before a replay; when it is the turn of the main input and that has
+    nothing to read, a replay comes before a restatement. Too much to restate is an error once
+    nothing else is left to read.
     """
     state = run.logged.state
     streams = {**seen.streams, **seen.changes}
@@ -381,13 +385,13 @@ def _find_readable(
     held: dict[SystemStreamPartition, HeldRecord] = {}
     limited = _limit_ranges(context, available)
     while True:  # until no further record waits in what the others may read instead
-        found = waiting.hold_back(limited, unread)
-        for record in found.held:
+        held_back = waiting.hold_back(limited, unread)
+        for record in held_back.held:
             held[record.ssp] = record
-            available[record.ssp] = found.ranges[record.ssp]
+            available[record.ssp] = held_back.ranges[record.ssp]
         limited = _limit_ranges(context, available)
-        if limited == found.ranges:
-            return HeldRanges(limited, tuple(held.values()), found.early)
+        if limited == held_back.ranges:
+            return HeldRanges(limited, tuple(held.values()), held_back.early)
 
 
 def _plan_restatement(
@@ -396,6 +400,7 @@ def _plan_restatement(
     """Return the intent of a batch that restates results; None if no changes of datasets are due.
 
     Without records to read again it has no ranges, and only moves the positions in the changes.
+    Raises RestatementError if there is too much to restate.
     """
     served = _list_served(context.app, seen.served)
     changes = find_due(context.app, state, positions, served, context.lake.now())
@@ -403,7 +408,7 @@ def _plan_restatement(
         return None
     refused = context.versions.refused
     due_changes = tuple(sorted(changes.items()))
-    if due_changes in refused:  # an earlier batch of this run has found it out
+    if due_changes in refused:  # this run has tried before to restate by the same changes
         raise refused[due_changes]
     now = context.lake.now()
     asked = AskedApplication(context.lake, context.systems, context.app, context.plan, state, now)
@@ -510,7 +515,7 @@ def _plan_main_batch(
         if ssp in unread:
             startpoints[ssp] = start.id
     epochs = {}
-    waiting = []
+    not_idle = []  # although the batch may have no record of these partitions
     for ssp, span in ranges.items():
         if ssp in startpoints:
             epoch = state.offsets.epochs.next_of(ssp)
@@ -520,9 +525,9 @@ def _plan_main_batch(
             epochs[ssp] = epoch
         time = context.app.inputs[ssp.qualified_stream].event_time
         may_be_idle = time is not None and time.idle_after is not None
-        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0  # so it is not idle
+        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0
         if may_be_idle and leaves_records:
-            waiting.append(ssp)
+            not_idle.append(ssp)
     return _new_intent(
         context,
         state,
@@ -530,7 +535,7 @@ def _plan_main_batch(
         startpoints=startpoints,
         epochs=epochs,
         lost=LostRecords(offsets=positions.lost),
-        left=LeftRecords(waiting=tuple(waiting), held=to_stored(context.app, readable.held)),
+        left=LeftRecords(waiting=tuple(not_idle), held=to_stored(context.app, readable.held)),
         joined=JoinedVersions(in_time=_list_in_time(context.app, readable)),
     )
 
@@ -622,8 +627,8 @@ def resume_open_batch(
     leased.
 
     Streams that the application no longer reads keep their positions. If retention has deleted
-    records of the batch, it reads the rest, provided its inputs declare on_lost="oldest". Raises
-    OffsetOutOfRangeError otherwise, or if a stream was recreated.
+    records of the batch, which is reported, it reads the rest, provided its inputs declare
+    on_lost="oldest". Raises OffsetOutOfRangeError otherwise, or if a stream was recreated.
     """
     streams = snapshot_open_inputs(context, left_open, state.offsets.streams)
     ranges = {}
@@ -683,7 +688,7 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost:
     """Return the intent without the offsets that retention has `deleted`: a range that is deleted
     as a whole becomes empty, at the oldest offset that is left.
 
-    `lost` are those of them that are reported and counted as lost.
+    Reports those of the deleted offsets that are `lost`, and counts them in the intent.
     """
     ranges = dict(intent.ranges)
     counted = dict(intent.lost.offsets)
@@ -725,7 +730,7 @@ def lease_versions(
 
 
 def _list_followed_versions(planned: NextBatch) -> dict[str, tuple[str, ...]]:
-    """Return the versions between which the batch reads the changes of datasets."""
+    """Return, by dataset, the versions between which the batch reads its changes."""
     followed: dict[str, tuple[str, ...]] = {}
     for name, stream in planned.streams.items():
         needed = stream.system.needed_versions(planned.intent.ranges_of(name))
@@ -859,7 +864,9 @@ def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | No
 
 
 def _advance_transient(context: StepContext, state: ApplicationState, name: str) -> str | None:
-    """Bring a table that lives for one run up to date; return its version."""
+    """Bring a table that lives for one run up to date, and report what has changed; return its
+    version. Raises StaleDatasetError if it is then staler than the application allows.
+    """
     table = context.versions.table(name, state)
     report = table.advance(context.spark)
     if report.action != "up-to-date":

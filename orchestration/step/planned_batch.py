@@ -325,7 +325,7 @@ def _may_be_sensitive(context: StepContext, sources: ColumnSources) -> bool:
     """Whether a column made of these sources may hold sensitive values; an output's column holds
     what is sent to it.
     """
-    if not sources:
+    if not sources:  # of unknown origin
         return True
     columns = context.plan.columns
     for node, column in sources:
@@ -350,12 +350,14 @@ def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = 
     is_own = planned.is_dry_run or declared.is_owned_by(planned.app.name)
     if isinstance(declared, LocalTable) and is_own:
         return declared.stored
-    read: Reader | View = planned.inputs.views[dataset]
+    reader: Reader | View
     if over_time:
-        read = find_history(planned, dataset).reader
-    if read is None:
+        reader = find_history(planned, dataset).reader
+    else:
+        reader = planned.inputs.views[dataset]
+    if reader is None:
         return _declared_schema(planned, declared)
-    return read.schema
+    return reader.schema
 
 
 def _declared_schema(planned: PlannedBatch, dataset: AdjunctDataset) -> Schema:

@@ -294,10 +294,11 @@ def find_delivered_version(
     arrived = source.next(as_bounded(source.follow_repartition(manifest) or manifest))
     if not isinstance(arrived, Awaiting):
         return NextVersion(arrived.version, "", arrived.outside)
-    awaited = "nothing was delivered"
     if arrived.missing:
         version = f"version {arrived.version}" if arrived.version else "the next one"
         awaited = f"{version} waits for {', '.join(arrived.missing)}"
+    else:
+        awaited = "nothing was delivered"
     return NextVersion(None, awaited, arrived.outside)
 
 
@@ -403,8 +404,8 @@ class EventTimeReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport(Report):
-    """What one run of the step did. Counters are of this run; `state` is the application's state
-    after it.
+    """What one run of the step did. Counters are of this run, by output or operator; `state` is the
+    application's state after it.
 
     `versions` are the dataset versions that its batches read, the last MAX_VERSIONS of each.
     `startpoints` describes the startpoints that were resolved and applied, and the replays that
@@ -524,9 +525,9 @@ def times_after_batch(
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
     for name in watermark_inputs(app.operators):
-        now = compute_operator_watermark(app, after, name, clock)
-        if now is not None:
-            operators[name] = now
+        operator_watermark = compute_operator_watermark(app, after, name, clock)
+        if operator_watermark is not None:
+            operators[name] = operator_watermark
     return after.model_copy(update={"operators": operators})
 
 
@@ -563,13 +564,13 @@ def _find_lowest_mark(
     """
     declared = declared_event_times(app)
     lowest = _LowestMark(None, None)
-    for stream, span in watermark_inputs(app.operators)[name].items():
+    for stream, delay in watermark_inputs(app.operators)[name].items():
         for ssp, prior in sorted(of_stream(times.partitions, stream).items()):
             if is_idle(declared.get(stream), prior, clock):
                 continue
             if prior.watermark is None:
                 return _LowestMark(ssp, None)
-            mark = subtract_span(prior.watermark, span)
+            mark = subtract_span(prior.watermark, delay)
             if lowest.watermark is None or mark < lowest.watermark:
                 lowest = _LowestMark(ssp, mark)
     return lowest
@@ -661,11 +662,12 @@ def measure_input_times(
                 idle.append(str(ssp))
             else:
                 marks[ssp] = known.watermark
-        held = None
-        watermark = _latest(*(known.watermark for known in partitions.values()))
         if marks:
             held = _find_lowest(marks)
             watermark = marks[held]
+        else:  # no partition is active
+            held = None
+            watermark = _latest(*(known.watermark for known in partitions.values()))
         newest = _latest(*(known.newest for known in partitions.values()))
         input_times = InputTimes(
             stream=name,

@@ -75,7 +75,7 @@ def call_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
 
 
 def call_unless_recorded(
-    frame: DataFrame, call: SinkCall, record: RecordedAnswers, before_call: Callable[[], None]
+    frame: DataFrame, call: SinkCall, answers: RecordedAnswers, before_call: Callable[[], None]
 ) -> tuple[pa.Table, dict[str, int]]:
     """Return the function's results for the batch, and the number of records ("rows") and of
     "calls".
@@ -86,7 +86,7 @@ def call_unless_recorded(
     that of the records, and CommitConflictError if another run has closed the batch.
     """
     assert call.returns is not None
-    recorded = record.read(1)
+    recorded = answers.read(1)
     if recorded is not None:
         rows = frame.count()  # counts upstream complete only once their records are consumed
         if rows != recorded.num_rows and not call.cut:
@@ -99,20 +99,19 @@ def call_unless_recorded(
             )
         return recorded, {"rows": recorded.num_rows, "calls": 0}
     before_call()
-    answered = _call_on_frame(frame, call).toArrow()
-    calls = answered.group_by([PLACE, _CALL]).aggregate([]).num_rows
-    kept = record.keep(1, answered.drop_columns([_CALL]))
-    first = kept
-    if first is None:  # another run of the batch was faster
-        first = record.read(1)
-    if first is None:
+    made = _call_on_frame(frame, call).toArrow()
+    calls = made.group_by([PLACE, _CALL]).aggregate([]).num_rows
+    results = answers.keep(1, made.drop_columns([_CALL]))
+    if results is None:  # another run of the batch was faster
+        results = answers.read(1)
+    if results is None:  # that run has closed the batch, which deletes its answers
         raise errors.CommitConflictError(
-            f"batch {record.batch} of application {record.application!r} was closed by another run,"
-            f" while this one passed its records to {call.name}.",
+            f"batch {answers.batch} of application {answers.application!r} was closed by another"
+            f" run, while this one passed its records to {call.name}.",
             "Nothing is lost: run the application again, it continues after that batch.",
-            application=record.application,
+            application=answers.application,
         )
-    return first, {"rows": answered.num_rows, "calls": calls}
+    return results, {"rows": made.num_rows, "calls": calls}
 
 
 def plan_results(frame: DataFrame, call: SinkCall) -> DataFrame:
@@ -178,7 +177,7 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     partition = 0
     attempt = 0
     task = TaskContext.get()
-    if task is not None:
+    if task is not None:  # else Spark does not call this
         partition = task.partitionId()
         attempt = task.attemptNumber()
     # Empty batches have no number: a repeated batch has to number its calls in the same way.
@@ -196,12 +195,14 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
                 raise _result_error(operator, name, what)
             yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
             continue
-        made = cast_result(operator, name, result, count, returns, show_values=not call.sensitive)
+        results = cast_result(
+            operator, name, result, count, returns, show_values=not call.sensitive
+        )
         columns = [records.column(column) for column in kept]
         place = pa.array([partition] * count, pa.int32())
         numbers = pa.array([number] * count, pa.int32())
         yield pa.RecordBatch.from_arrays(
-            [*columns, *made, place, numbers], [*kept, *returns.names, PLACE, _CALL]
+            [*columns, *results, place, numbers], [*kept, *returns.names, PLACE, _CALL]
         )
 
 
@@ -291,6 +292,7 @@ def _result_error(operator: str, name: str, what: str) -> errors.OperatorFailedE
 
 
 _ABOUT = b"adjunct"
+"""The key of the Arrow metadata that stores `RecordedAnswers.about`, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)

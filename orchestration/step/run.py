@@ -210,16 +210,16 @@ def advance_datasets(
     called in declaration order by the calling thread, `on_stage` by one thread at a time.
     """
     applied = apply_startpoints(runtime, app, plan, on_report=on_report)
-    able = []
+    to_advance = []
     for dataset in app.datasets:
         if is_advanced_by_runs(dataset) and dataset.name not in applied.failed:
-            able.append(dataset)
-    units = group_datasets(able, f"application {app.name!r}")
-    lock = threading.Lock()
+            to_advance.append(dataset)
+    units = group_datasets(to_advance, f"application {app.name!r}")
+    session_lock = threading.Lock()
     stage_lock = threading.Lock()
 
     def session() -> SparkSession:
-        with lock:  # threads may ask at the same time
+        with session_lock:  # threads may ask at the same time
             return runtime.spark()
 
     def forward_stage(event: StageEvent) -> None:
@@ -266,7 +266,8 @@ def advance_changed(
     """Advance the datasets of a run that stays; report those that changed.
 
     Where another process advances a dataset at the same time, it is advanced again: that process
-    may not have seen what this run looks for.
+    may not have seen what this run looks for. After _MAX_ADVANCES conflicts it is left to the next
+    look.
     """
 
     def report_changed(report: AdvanceReport) -> None:
@@ -466,10 +467,10 @@ def run_batches(
         opened.enter_context(lake.manifests.while_kept())
         claim = replace(claim, in_flight=longest_request(app, systems))
         lease = opened.enter_context(RunLease(lake, app.name, runtime.by, claim))
-        fenced = {name: system.fenced(lease.fence) for name, system in systems.items()}
-        of_run = replace(runtime, lake=lake.fenced(lease.fence), systems=fenced)
+        fenced_systems = {name: system.fenced(lease.fence) for name, system in systems.items()}
+        fenced_runtime = replace(runtime, lake=lake.fenced(lease.fence), systems=fenced_systems)
         run = _LeasedRun(
-            of_run,
+            fenced_runtime,
             app,
             lease,
             advance=advance,
@@ -481,7 +482,7 @@ def run_batches(
         following = None
         if claim.stays is not None:
             following = follow_application(
-                of_run,
+                fenced_runtime,
                 app,
                 claim.stays,
                 asked=lease.asked_by,
@@ -578,8 +579,8 @@ def run_application(  # noqa: PLR0913
     with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as opened:
         runtime = replace(opened, few_in_process=app.engine == "auto")
 
-        def advance(of_run: Runtime, plan: ExecutionPlan) -> FanOut | None:
-            advanced = advance_datasets(of_run, app, plan, on_report=on_event, on_stage=on_stage)
+        def advance(fenced: Runtime, plan: ExecutionPlan) -> FanOut | None:
+            advanced = advance_datasets(fenced, app, plan, on_report=on_event, on_stage=on_stage)
             datasets.extend(advanced.reports)
             return advanced.fan_out
 

@@ -117,9 +117,11 @@ class SparkDatasets:
         also with BEFORE_HISTORY and NO_TIME.
         """
         dataset = self.planned.app.dataset(lookup.dataset)
-        hint: Callable[[DataFrame], DataFrame] = _hint_merge
+        hint: Callable[[DataFrame], DataFrame]
         if self.planned.gathered or dataset.broadcast:
             hint = F.broadcast
+        else:
+            hint = _hint_merge
         if lookup.as_of is None:
             return join_entries(frame, self.entries(lookup.dataset), lookup, hint)
         if lookup.as_of.known_then:
@@ -193,10 +195,11 @@ class SparkDatasets:
         known_from = None
         if reader.known_from is not None:
             known_from = datetime_from_micros(reader.known_from)
-        frame = reader.frame(self._session)
         if self.planned.gathered:
             name = f"{dataset} as served"
             frame = self._persisted(name, reader.commits, lambda: reader.frame(self._session))
+        else:
+            frame = reader.frame(self._session)
         return TimedRows(frame, reader.schema, known_from)
 
     def _no_rows(self, dataset: str, schema: Schema) -> TimedRows:
@@ -245,10 +248,11 @@ def join_entries(
     hint: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
     """Return all records with what the lookup takes of their entries, and MATCHED."""
-    added = _added_columns(entries.frame, lookup)
     if lookup.added is None:
         whole = F.struct(*[named_column(name) for name in entries.schema.names])
         added = [whole.alias(ENTRY)]
+    else:
+        added = _added_columns(entries.frame, lookup)
     key = _key_columns(lookup.on)
     side = entries.frame.select(*key, *added, F.lit(True).alias(MATCHED))
     joined = frame.join(hint(side), _same_key(frame, side, lookup.on), "left")
@@ -313,6 +317,7 @@ class AsOfMatch:
         joined = frame.join(side, _same_key(frame, side, on) & is_matched, "left")
         row = F.col(_ROW_ENTRY)  # null for a record without a row
         early = row.isNotNull() & (at < F.col(_FROM))
+        # A record from before its row has an entry only if the oldest one is wanted.
         entry = row if self.as_of.before_history == "oldest" else row & ~early
         is_pruned = self._is_pruned(frame.columns, row, at)
         is_before = F.coalesce(early | is_pruned, F.lit(False))

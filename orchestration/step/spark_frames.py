@@ -173,10 +173,10 @@ class SparkFrames:
     def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
         """Return the records of all inputs, partitioned as the plan requires after the operator."""
         by = self.planned.required_partitioning(operator)
-        copied = [set(list_copies(frame.columns)) for frame in frames]
-        in_all = set.intersection(*copied)
+        copies_of = [set(list_copies(frame.columns)) for frame in frames]
+        in_all = set.intersection(*copies_of)  # other copies are dropped
         parts = []
-        for frame, copies in zip(frames, copied, strict=True):
+        for frame, copies in zip(frames, copies_of, strict=True):
             parts.append(frame.drop(*(copies - in_all)))
         first, *others = parts
         if by:
@@ -272,8 +272,8 @@ class SparkFrames:
 
     def count_failed(self, operator: str, frame: DataFrame, checked: Checked) -> DataFrame:
         """Return all records; once they are computed, `observed` has the number that fail the
-        check, and `sampled` describes some: the first one of those whose offsets have the same
-        remainder.
+        check, and `sampled` describes some of these: the first for each remainder of the offset by
+        SAMPLE_SIZE.
         """
         from pyspark.sql import Observation
 
@@ -392,8 +392,8 @@ def _read_observation(observation: Observation) -> Mapping[str, Any]:
     """Return what was observed, once the query that has the observation is done; nothing if Spark
     has optimized its records away.
     """
-    # `getRow` waits for the query, and its row is empty then. With Spark Connect there is nothing
-    # to wait for.
+    # `getRow` waits for the query; its row is empty if the records are optimized away. With Spark
+    # Connect there is nothing to wait for.
     observed_in_jvm = getattr(observation, "_jo", None)
     if observed_in_jvm is not None and not observed_in_jvm.getRow().length():
         return {}

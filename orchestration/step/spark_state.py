@@ -51,8 +51,9 @@ NEW = "__new"
 class StateTable:
     """A stateful operator's table in one batch.
 
-    `kept` says whether writes are committed (not in a bounded replay or dry run), `real` whether
-    the batch reads records (not in a dry run). `watermarks` are those by which rows expire.
+    `stores_rows` says whether writes are committed (not in a bounded replay or dry run),
+    `reads_records` whether the batch reads any (not in a dry run). `watermarks` are those by which
+    rows expire.
     """
 
     context: StepContext
@@ -60,8 +61,8 @@ class StateTable:
     writes: LocalTableWriter
     spec: StateSpec
     watermarks: Watermarks
-    kept: bool
-    real: bool
+    stores_rows: bool
+    reads_records: bool
     counted: dict[str, int] = field(default_factory=dict)
 
     def frame(self) -> DataFrame:
@@ -87,7 +88,7 @@ class StateTable:
         if TOMBSTONE not in rows.columns:
             rows = rows.withColumn(TOMBSTONE, F.lit(False))
         rows = rows.select(*map(named_column, (*self.spec.schema.names, TOMBSTONE)))
-        if self.kept:
+        if self.stores_rows:
             done = self.writes.send(rows, order_by=(), partitioned=partitioned)
             if self.spec.append_only and done.get("superseded"):
                 raise errors.SchemaMismatchError(
@@ -98,7 +99,7 @@ class StateTable:
                     dataset=self.writes.name,
                 )
             self.counted = sum_counters(self.counted, done)
-        elif self.real:
+        elif self.reads_records:
             rows.count()  # counts upstream complete only once their records are consumed
 
     def commit(self) -> None:
@@ -189,9 +190,15 @@ class SparkState:
         if self.planned.is_dry_run:
             validate_state(context.lake, dataset)
         writer = self.writers.open(dataset, inputs.views.get(dataset.name), context.writer)
-        kept = inputs.consumed is not None
-        real = not self.planned.is_dry_run
-        return StateTable(context, dataset, writer, spec, watermarks, kept=kept, real=real)
+        return StateTable(
+            context,
+            dataset,
+            writer,
+            spec,
+            watermarks,
+            stores_rows=inputs.consumed is not None,
+            reads_records=not self.planned.is_dry_run,
+        )
 
     def check_zone_rules(self, name: str, zone: str, outdated: Column) -> None:
         """Raise ZoneRulesError, in a dry run, for stored rows that have not expired and to which
@@ -204,10 +211,12 @@ class SparkState:
             _check_zone_rules(self.planned.context, self.tables[name], zone, outdated)
 
     def commit(self, before_output: Callable[[str], Any]) -> Counters:
-        """Commit the state tables; return their counters."""
+        """Commit the state tables, each after a call of `before_output` with its name, unless the
+        batch is a bounded replay; return their counters.
+        """
         counters: Counters = {}
         for table in self.tables.values():
-            if table.kept:
+            if table.stores_rows:
                 before_output(table.writes.name)
                 table.commit()
                 counters[table.writes.name] = table.counted
@@ -225,12 +234,13 @@ def _check_zone_rules(context: StepContext, state: StateTable, zone: str, outdat
     stored_rules = manifest.declaration.zone_rules
     if stored_rules == state.spec.zone_rules:
         return
-    written = as_unbounded(manifest).written
+    last_write = as_unbounded(manifest).written
     rows = VersionReader(context.lake.store, manifest.name, manifest.version).frame(context.spark)
-    if written is not None and written.watermark is not None:
-        rows = rows.filter(named_column(state.spec.expires) > F.lit(written.watermark))
+    if last_write is not None and last_write.watermark is not None:
+        rows = rows.filter(named_column(state.spec.expires) > F.lit(last_write.watermark))
     if not rows.filter(outdated).limit(1).collect():
         return
+    # Rules are described by their version and a digest.
     was = stored_rules.split()[0]
     now = state.spec.zone_rules.split()[0]
     raise ZoneRulesError(

@@ -245,8 +245,9 @@ class _RunningStep:
         """Return the open batch, or plan and lease the next one; nothing of a new batch is
         committed yet.
 
-        Where a version is discarded between the snapshot and its lease, the batch is planned again
-        over a new snapshot.
+        Before a new batch, calls `between_batches` if the run has closed one, and maintains the
+        local tables. Where a version is discarded between the snapshot and its lease, the batch is
+        planned again over a new snapshot.
         """
         context = self.context
         if self.logged.open is not None:
@@ -261,8 +262,8 @@ class _RunningStep:
         return self._plan_batch()
 
     def _plan_batch(self) -> NextBatch | NothingToRead:
-        """Return the next batch, with its versions leased. Raises VersionDiscardedError if one is
-        discarded meanwhile.
+        """Return the next batch, with its versions leased; at the start of the run, first commit
+        the first positions. Raises VersionDiscardedError if a version is discarded meanwhile.
         """
         seen = snapshot_inputs(self.context, self.state)
         self.state = store_first_positions(self.context, self.state, seen)
@@ -279,9 +280,9 @@ class _RunningStep:
         inputs = self._commit_intent(batch)
         committed = time.monotonic()
         try:
-            if inputs.intent.ranges:  # there may be nothing to restate
+            if inputs.intent.ranges:
                 outputs = self._write_outputs(inputs)
-            else:
+            else:  # a restatement for which no record has a changed key
                 outputs = BatchMetrics({}, {})
         except errors.OffsetOutOfRangeError:
             if not find_lost_ranges(self.context, inputs.intent):
@@ -308,11 +309,12 @@ class _RunningStep:
         logged = context.log.open(self.state.logged, intent)
         self.state = replace(self.state, logged=logged)
         restating = intent.restating
-        records = sum(context.count_offsets(intent.ranges).values())
         places: Places = {}
-        if restating is not None:
+        if restating is None:
+            records = sum(context.count_offsets(intent.ranges).values())
+        else:
             records = restating.records
-            if restating.records:
+            if records:  # else no places were stored
                 places = read_places(context, restating)
         over_time = {}
         for name, ids in intent.joined.over_time.items():
@@ -329,7 +331,7 @@ class _RunningStep:
             places=places,
         )
         inputs = classify_batch(context.app, inputs)
-        if not inputs.few:
+        if not inputs.few:  # its tasks need the memory
             context.versions.unpersist()
         context.report(
             "intent",
@@ -353,7 +355,8 @@ class _RunningStep:
         """Return the intent with the versions that were opened; unchanged if they are the same.
 
         They differ where a resumed batch reads a table of one run, and retention has deleted
-        changes of the version that the intent names. Then a later version was opened.
+        changes of the version that the intent names. Then a later version was opened, which is
+        reported, and the batch counts as cut.
         """
         versions = dict(intent.versions)
         for name, view in views.items():
@@ -436,18 +439,20 @@ class _RunningStep:
             explained = _add_next_steps(ours, context.app.name, intent.batch)
             if explained is error:
                 raise
-            cause: BaseException | None = error
+            cause: BaseException | None
             if ours is error:
-                cause = error.__cause__  # the explained error takes its place
+                cause = error.__cause__  # the explained error takes the place of this one
+            else:
+                cause = error
             raise explained from cause
 
     def _before_output(self, name: str, look: Callable[[], Any] = lambda: None) -> Any:
-        """Raise if the run may not write this output; return the result of `look`, which is
-        called meanwhile.
+        """Raise if the run may not write this output, else report that it begins to; return the
+        result of `look`, which is called at the same time as the checks.
         """
         context = self.context
-        owned = partial(context.log.check_not_superseded, self.state.logged)
-        *_, found = call_in_threads(context.check, owned, look, at_once=context.at_once)
+        check_log = partial(context.log.check_not_superseded, self.state.logged)
+        *_, found = call_in_threads(context.check, check_log, look, at_once=context.at_once)
         context.versions.check_leases()
         context.report("output", self.logged.batch + 1, output=name)
         return found
@@ -474,7 +479,8 @@ class _RunningStep:
         logged = context.log.close(self.state.logged, done, outputs.times, checks=[context.check])
         context.startpoints.remove_applied(context.tasks, intent.startpoints)
         records_answers = any(call.recorded for call in context.plan.calls)
-        if records_answers or intent.restating is not None:  # whose places are stored with answers
+        # The places of records to restate are stored with the answers.
+        if records_answers or intent.restating is not None:
             purge_answers(context.lake, context.app.name, intent.batch)
         if intent.batch % _FORGETTING == 0:
             _forget_old_batches(context)
@@ -522,11 +528,11 @@ class _RunningStep:
         lost = _count_lost(context, positions.lost)
         before = self.logged
         offsets = before.offsets.with_applied(applied, None, context.lake.now())
-        # Nothing is read there, but the offsets before are skipped.
-        here = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
+        # Nothing is read at these positions, but the offsets before them are skipped.
+        empty_ranges = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
         update = {
             "checkpoint": before.checkpoint | starts,
-            "offsets": offsets.with_reading(before.checkpoint, here),
+            "offsets": offsets.with_reading(before.checkpoint, empty_ranges),
             "totals": add_counters(before.totals, lost),
             "waits": before.waits.model_copy(update={"held": held}),
         }
@@ -537,8 +543,8 @@ class _RunningStep:
         context.startpoints.remove_applied(context.tasks, applied)
         texts = []
         for ssp in applied:
-            there = logged.state.offsets.applied[ssp]
-            texts.append(f"{there.describe(ssp)} applied; there is nothing to read yet")
+            startpoint = logged.state.offsets.applied[ssp]
+            texts.append(f"{startpoint.describe(ssp)} applied; there is nothing to read yet")
         report = self.state.report
         report = replace(report, counters=add_counters(report.counters, lost))
         state = replace(self.state, logged=logged, report=report)
@@ -564,10 +570,10 @@ def _describe_shapes(
     app: Application, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
 ) -> dict[str, object]:
     """Return the columns of inputs and datasets, and the numbers of buckets, on which Spark's plans
-    depend.
+    depend; None for a dataset without a version.
 
-    Local tables are read with the columns and buckets that they are declared with, whatever is
-    stored.
+    Local tables are left out: they are read with the columns and buckets that they are declared
+    with, whatever is stored.
     """
     shapes: dict[str, object] = {}
     for name, stream in streams.items():
@@ -576,17 +582,18 @@ def _describe_shapes(
     for name, view in views.items():
         if name in own:
             continue
-        shapes[name] = None
-        if isinstance(view, VersionReader):
+        if view is None:
+            shapes[name] = None
+        elif isinstance(view, VersionReader):
             shapes[name] = (view.schema, view.sealed.partitions)
-        elif view is not None:
+        else:
             shapes[name] = view.schema
     return shapes
 
 
 def _announce_run(context: StepContext) -> None:
-    """Let tables refuse writes of earlier runs, once a run, if one of them may have been paused and
-    wake up (`Fence`). Without a lease there is no fence, and nothing is done.
+    """Let tables refuse writes of earlier runs, once a run, if such a run may only be paused and go
+    on later (`Fence`). Without a lease there is no fence, and nothing is done.
     """
     lease = context.lease
     fence = context.fence

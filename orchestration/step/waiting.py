@@ -96,7 +96,7 @@ class _StreamTimes:
         others = {}
         for ssp, span in ranges.items():
             held = self._find_stored(ssp)
-            if held is not None and self._is_record(ssp, span, held):
+            if held is not None and self._is_only_record(ssp, span, held):
                 parts.append(_stand_in(ssp, held, held.time))
             else:
                 others[ssp] = span
@@ -112,7 +112,7 @@ class _StreamTimes:
         held = self._find_stored(ssp)
         if held is None:
             return self._read_stream({ssp: span})
-        if held.newest is None or held.seen_to is None:  # what was seen does not count
+        if held.newest is None or held.seen_to is None:  # nothing stands for what was seen
             return self._read_stream({ssp: span})
         compare = self.stream.system.compare
         known = _stand_in(ssp, held, held.newest)
@@ -135,7 +135,9 @@ class _StreamTimes:
             return None
         return held
 
-    def _is_record(self, ssp: SystemStreamPartition, span: OffsetRange, held: HeldTime) -> bool:
+    def _is_only_record(
+        self, ssp: SystemStreamPartition, span: OffsetRange, held: HeldTime
+    ) -> bool:
         """Whether a range has no other record than the one that is held."""
         after_first = self.stream.system.advance(ssp, span.start, 1)
         return span == OffsetRange(str(held.offset), after_first)
@@ -301,8 +303,8 @@ class Waiting:
         return found
 
     def _find_newest(self, partition: _PartitionTimes, first: HeldRecord) -> datetime | None:
-        """Return the newest event time of a partition from its first record that waits on; None if
-        none waits by event time, or a time is not believed yet.
+        """Return the newest event time of a partition's records, from the first one that waits to
+        the end; None if none waits by event time, or a time is not believed yet.
         """
         if all(waiting.wait.by == "clock" for waiting in partition.waits):
             return None
@@ -377,7 +379,8 @@ def find_held(
     last run has found of the first records.
 
     A record is left out if only Spark can compute its event time and none is stored, or if
-    retention has deleted it. A dataset that a run would find silent counts as silent.
+    retention has deleted it. Watermarks of datasets are as a run finds them that advances the
+    datasets now, and finds nothing new.
     """
     waits = waits_by_input(app.operators)
     names = {ssp.qualified_stream for ssp in unread}
@@ -389,12 +392,12 @@ def find_held(
         if stream is not None and stream.system.compare(stream.oldest[ssp], start) <= 0:
             first[ssp] = OffsetRange(start, stream.system.advance(ssp, start, 1))
             ranges[ssp] = OffsetRange(start, stream.upcoming[ssp])
-    found = {ssp: stored[ssp] for ssp in first if ssp in stored}
+    readable_stored = {ssp: stored[ssp] for ssp in first if ssp in stored}
     known = _find_watermarks_of_run(lake, app)
-    waiting = Waiting(app, streams, known, lake.now(), _no_session, found)
+    waiting = Waiting(app, streams, known, lake.now(), _no_session, readable_stored)
     # Partitions with a stored time one by one: some of them may need Spark, and others not.
-    parts = [{ssp: first[ssp]} for ssp in found]
-    parts.append({ssp: span for ssp, span in first.items() if ssp not in found})
+    parts = [{ssp: first[ssp]} for ssp in readable_stored]
+    parts.append({ssp: span for ssp, span in first.items() if ssp not in readable_stored})
     held: list[HeldRecord] = []
     for part in parts:
         with suppress(NeedsSpark):
@@ -416,7 +419,8 @@ def to_stored(
             time=record.time,
             since=record.since,
             newest=record.newest,
-            seen_to=None if record.newest is None else record.seen_to,  # they count together
+            # Without a newest time, what was seen has to be read again.
+            seen_to=None if record.newest is None else record.seen_to,
         )
     return stored
 
@@ -461,7 +465,9 @@ def _is_beyond(times: pa.Table, known: datetime | None) -> pa.Array:
 
 
 def _newest(parts: Sequence[pa.Table], last: int) -> int:
-    """Return the newest event time of these records that is not later than `last`."""
+    """Return the newest event time of these records that is not later than `last`; MIN_MICROS if
+    there is none.
+    """
     newest = []
     for part in parts:
         time = pc.max(part.filter(pc.less_equal(part[TIME], last))[TIME]).as_py()
