@@ -173,7 +173,7 @@ class TableStateVersions(VersionSource):
             notes = (
                 f"the {self._table.describe()} was rolled back to {head}: what was published"
                 f" stays. To serve that state again: adjunct dataset rollback {self.spec.name}"
-                f" --to {head} --reason …",
+                f" {head} --reason …",
             )
         copies: _Copies = {}
         if states and manifest.delivered:

@@ -197,7 +197,7 @@ def set_aside(lake: Lake, name: str, file: str, yes: bool, reason: str, by: str)
 def _describe_extent(file: AdmittedFile) -> str:
     """Return what was set aside of a file, to follow "is set aside"."""
     if not file.rows:
-        return "without having been admitted; records that it had before stay"
+        return "without having been admitted; what was admitted of it before, if anything, stays"
     return f"with {file.rows:,} records"
 
 

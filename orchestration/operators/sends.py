@@ -171,11 +171,14 @@ class OutputStreamSpec(Spec):
                 f" ({', '.join(output.key)})."
             )
             _, short_name = split_stream_name(name)
-            step = (
-                "Declare it as it exists, or choose another name. A lake stream's partitions can"
-                f" be changed: adjunct stream repartition {short_name}"
-                f" --partitions {output.partitions} --reason …."
-            )
+            step = "Declare it as it exists, or choose another name."
+            if facts.key == output.key:
+                step += (
+                    " A lake stream's partitions can be changed: adjunct stream repartition"
+                    f" {short_name} --partitions {output.partitions} --reason …."
+                )
+            else:
+                step += " A stream keeps its key."
             raise PlanningError(problem, step, stream=name)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:

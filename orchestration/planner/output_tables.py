@@ -91,7 +91,7 @@ def _describe_unknown(columns: Columns) -> str:
         missing = f"The types of {', '.join(unknown)}"
     return (
         f"{missing} are known only once a batch is computed. The first run compares them before"
-        " its first batch. To compare without writing: adjunct run MODULE:APP --dry-run."
+        " its first batch. To compare without a run: adjunct plan MODULE:APP --verify."
     )
 
 

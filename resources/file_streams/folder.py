@@ -218,12 +218,7 @@ class FolderFeed:
         if declared.file_format != "jsonl":  # where a missing field is null
             required = tuple(name for name in declared.key if name in own)
         files = DeclaredFiles(
-            self.tree,
-            declared.file_format,
-            own,
-            "the stream",
-            required=required,
-            rules=declared.column_rules,
+            self.tree, declared.file_format, own, "", required=required, rules=declared.column_rules
         )
         others = [name for name in declared.columns.names if name not in own]
         added = AddedColumns(

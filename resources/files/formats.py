@@ -382,10 +382,11 @@ def record_place(format: FileFormat, first: int, row: int) -> RowPlace:
 class DeclaredFiles:
     """Files of a tree with records in this format and with these columns.
 
-    `what` names the dataset in errors. If `values` is False, errors name the position of a value
-    but do not show it. Each record of JSON lines has a member for each `required` column or path,
-    which may be null; others may be absent. In other formats, `required` columns may not be
-    missing, whatever the `rules` for files with other columns.
+    `what` names the dataset in errors, "" for a stream, which the next step names. If `values` is
+    False, errors name the position of a value but do not show it. Each record of JSON lines has a
+    member for each `required` column or path, which may be null; others may be absent. In other
+    formats, `required` columns may not be missing, whatever the `rules` for files with other
+    columns.
     """
 
     tree: FileTree
@@ -398,7 +399,8 @@ class DeclaredFiles:
 
     def describe_file(self, file: ListedFile) -> str:
         """Return how errors name a file."""
-        return f"{self.what}: file {self.tree.url}/{file.path}"
+        named = f"file {self.tree.url}/{file.path}"
+        return f"{self.what}: {named}" if self.what else named
 
     @property
     def columns(self) -> DeclaredColumns:
@@ -780,6 +782,7 @@ def _parse_line(line: bytes, number: int, columns: DeclaredColumns, where: str) 
     declared fields.
     """
     column = None
+    is_undeclared = False
     schema = columns.with_older_names.schema
     try:
         record = _decode_line(line.decode())
@@ -799,17 +802,29 @@ def _parse_line(line: bytes, number: int, columns: DeclaredColumns, where: str) 
             if not unknown:
                 return record
             column = unknown[0]
+            is_undeclared = True
             problem = f"field {column!r} is not declared"
         else:
-            if record is None:
-                found = "null"
-            else:
-                found = JSON_KINDS[type(record)]
-            problem = f"it is {found}, expected an object"
+            problem = f"it is {_kind_of(record)}, expected an object"
     declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
     step = "Correct the line: it must be one JSON object with declared fields only."
+    if is_undeclared and columns.rules is not None:
+        step += _rules_step(column)
     problem = f"{where}, line {number}: {problem}. Declared are {declared}."
     raise SchemaMismatchError(problem, step, line=number, column=column)
+
+
+def _rules_step(column: str | None) -> str:
+    """Return which rules for columns a file with this undeclared column asks for."""
+    return (
+        f" Or declare column_rules=ColumnRules(…) with renamed={{{column!r}: NAME}} if it is the"
+        f' older name of a column, or drop=({column!r},) or undeclared="ignore" to leave it out.'
+    )
+
+
+def _kind_of(value: object) -> str:
+    """Return the kind of a JSON value, in words."""
+    return "null" if value is None else JSON_KINDS[type(value)]
 
 
 def _require_members(

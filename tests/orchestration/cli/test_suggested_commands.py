@@ -1,5 +1,5 @@
 """Errors and notes suggest only commands that exist, with all arguments and options that these
-need.
+need, and with no options that they lack.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _text(node: ast.AST) -> str | None:
 
 
 def missing(words: str) -> list[str]:
-    """Return what these words of a command lack: the arguments and options that it requires."""
+    """Return what these words of a command lack: the arguments and options that it requires; then
+    the options that it does not have.
+    """
     command: click.Command = root
     rest = _WORD.findall(words)
     while isinstance(command, click.Group):
@@ -65,7 +67,10 @@ def missing(words: str) -> list[str]:
         if isinstance(argument, click.Argument) and argument.required
     ]
     lacking = [option for option in options if option.required and not set(option.opts) & set(rest)]
-    return [parameter.human_readable_name for parameter in (*arguments[len(given) :], *lacking)]
+    known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+    unknown = [word for word in rest if word.startswith("--") and word not in known]
+    required = (*arguments[len(given) :], *lacking)
+    return [*(parameter.human_readable_name for parameter in required), *unknown]
 
 
 @pytest.mark.lengthy
@@ -91,3 +96,4 @@ def test_a_command_without_its_arguments_is_found() -> None:
     assert missing("checkpoint abandon") == ["NAME", "reason"]
     assert missing("stream export VALUE --epochs latest") == ["target"]
     assert missing("dataset compare") == ["an existing command"]
+    assert missing("dataset rollback NAME --to VALUE --reason …") == ["--to"]
