@@ -379,14 +379,14 @@ class _Walk:
         for member, stored_name in zip(stored.members, stored_names, strict=True):
             member_steps = (*steps, member.name)
             stored_member_steps = (*stored_steps, stored_name)
-            text = self._request.text(member_steps)
             if member_steps in self._request.drops:
                 self.retired.add(stored_member_steps)
+                text = self._request.text(member_steps)
                 self.changes.append(f"{text} ({member.type}) is dropped")
                 continue
             name = self._request.renames.get(member_steps, member.name)
             if name != member.name:
-                self.changes.append(f"{text} is renamed to {name}")
+                self.changes.append(f"{self._request.text(member_steps)} is renamed to {name}")
             self.names.append(((*stored_steps, name), stored_name))
             wanted: Type | None = None
             if declared is not None:

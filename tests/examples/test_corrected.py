@@ -86,7 +86,7 @@ def test_late_weather_and_corrected_aircraft_give_what_the_complete_data_give(
     send("weather", weather.filter(is_late))
     send("aircraft", mistakes)
     # the last flights of each partition wait for the weather of a day that has none
-    held = {record.ssp.partition: record.offset for record in run().held}
+    held = {record.ssp.partition: record.offset for record in run().event_time.held}
     tables["flights"] = flights_before(streams, held)
 
     with duckdb.connect() as database:

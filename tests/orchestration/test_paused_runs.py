@@ -314,7 +314,7 @@ def test_a_sink_is_not_called_once_the_lease_is_lost() -> None:
 
     fence: Any = LostSoon(2)
     call = SinkCall("sink-1", "sink()", pickle_function("sink-1", sink), "sets", 1, fence=fence)
-    object.__setattr__(call, "shipped", SimpleNamespace(here=lambda: sink))
+    object.__setattr__(call, "shipped", SimpleNamespace(unpickle=lambda: sink))
     batches = [pa.RecordBatch.from_pydict({"n": [number]}) for number in range(5)]
     with pytest.raises(RunLeaseLostError):
         list(_call_on_batches(call, [], iter(batches)))

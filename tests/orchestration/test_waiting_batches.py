@@ -152,7 +152,7 @@ def test_a_change_is_late_that_comes_while_another_writer_confirms_an_idle_strea
     stored = StoredVersions(world.lake, world.prices)
     assert known_until(world.prices, stored.manifest()) == START + 61 * MINUTE
     assert advance_dataset(world.prices, lake=lake, **advance).counters["late_changes"] == 1
-    passed = as_unbounded(stored.require_manifest()).passed
+    passed = as_unbounded(stored.require_manifest()).watermark.passed
     assert [(mark.until, mark.late) for mark in passed] == [
         (START + 60 * MINUTE, 0),
         (START + 61 * MINUTE, 1),

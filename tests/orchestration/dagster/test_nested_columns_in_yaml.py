@@ -110,7 +110,7 @@ def test_paths_are_texts_in_yaml() -> None:
     application = component(PATHS.replace("COLUMNS", NESTED)).application()
     customers = application.dataset("customers")
     assert customers.key == ("id",)
-    assert customers.columns == ("id", "order_no", "zip")
+    assert customers.columns.names == ("id", "order_no", "zip")
     assert customers.steps_to("zip") == ("customer", "zip code")
     newest = application.dataset("newest")
     assert (newest.key, newest.key_sources) == (("customer_id",), ("customer.id",))
