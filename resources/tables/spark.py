@@ -535,9 +535,9 @@ def _sort_records(df: DataFrame, write: TableWrite) -> DataFrame:
     all other columns that users see.
     """
     names = _sorting_columns(df.columns, write)
-    others: list[str] = []
-    if write.marking is not None:
-        others = [order for name, order in _orders_of_columns(df).items() if name not in names]
+    if write.marking is None:
+        return df.sortWithinPartitions(*names)  # positions, whose names need no quotes
+    others = [order for name, order in _orders_of_columns(df).items() if name not in names]
     return df.sortWithinPartitions(*map(named_column, names), *map(F.expr, others))
 
 
