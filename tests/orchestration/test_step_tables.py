@@ -385,7 +385,7 @@ def test_a_record_without_a_python_form_is_a_dead_letter_and_others_are_written(
         {"k": "b", "made": displayed},
     )
     assert (letters['"d"']["kind"], letters['"d"']["record"]) == ("delete", "null")
-    assert "column 'made' is" in letters['"b"']["problem"]
+    assert letters['"b"']["problem"].startswith("column 'made")  # or a path inside it
     with pytest.raises(TableError, match="rejects more than 1 records of this batch"):
         step_world.run(sending("narrow", at_most=1))
 
