@@ -304,7 +304,7 @@ class _Look(NamedTuple):
             if one.added_snapshot_id == snapshot.snapshot_id
         ]
         files = []
-        delete_manifests = [one.content == ManifestContent.DELETES for one in new_manifests]
+        has_delete_files = any(one.content == ManifestContent.DELETES for one in new_manifests)
         removed = 0
         for entry in self._data_file_entries(new_manifests, live=False):
             if entry.snapshot_id != snapshot.snapshot_id:  # an older file, in a merged manifest
@@ -313,7 +313,7 @@ class _Look(NamedTuple):
                 removed += 1
             elif entry.status == ManifestEntryStatus.ADDED:
                 files.append(self._admitted(entry.data_file, origin, time))
-        if removed or any(delete_manifests):
+        if removed or has_delete_files:
             reason = "deletes or overwrites rows"
             if self.declared.on_delete == "fail":
                 raise deletion_error(f"{self.declared.source}: snapshot {origin}", reason)

@@ -252,10 +252,12 @@ def check_same_replay(table: str, found: CommittedBatch | None, columns: OutputC
     if found.positions == columns.have_positions:
         return
     if columns.have_positions:
-        declared, stored = "replace", "append"
+        declared = "replace"
+        stored = "append"
         lack = "no source positions, so that a replay could not replace them"
     else:
-        declared, stored = "append", "replace"
+        declared = "append"
+        stored = "replace"
         lack = "no __epoch, so that readers could not tell them from newer results of a replay"
     raise errors.ConfigurationError(
         f'output table {table} has on_replay="{declared}", and rows that this application wrote'

@@ -173,6 +173,19 @@ def test_damaged_files_are_errors_or_set_aside_until_they_are_delivered_again(
     assert look(system) == [1, 2]
 
 
+def test_a_field_that_is_not_declared_leads_to_the_rules_for_columns(
+    landing: LocalLanding, lake: Lake
+) -> None:
+    system = clicks(landing, lake)
+    landing.put("a", b'{"n": 1, "other": 2}')
+    with pytest.raises(errors.SchemaMismatchError) as caught:
+        system.admit("clicks")
+    assert caught.value.column == "other"
+    assert "renamed={'other': NAME}" in caught.value.next_step
+    assert 'undeclared="ignore"' in caught.value.next_step
+    assert not caught.value.problem.startswith(":")
+
+
 def test_a_run_that_looks_says_once_what_was_set_aside(
     landing: LocalLanding, lake: Lake, caplog: pytest.LogCaptureFixture
 ) -> None:
