@@ -367,14 +367,14 @@ class Statements:
             whole=", ".join(whole),
         )
         return StagingStatements(
-            name,
-            compose(
+            name=name,
+            create=compose(
                 "CREATE TEMPORARY TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS "
                 "SELECT {stage_columns} FROM {table} WITH NO DATA"
             ),
-            compose("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
-            compose(write, **self._changes_of(shape)),
-            compose(
+            copy=compose("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
+            write=compose(write, **self._changes_of(shape)),
+            lock=compose(
                 "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {of_s} FOR"
                 " NO KEY UPDATE OF t"
             ),
