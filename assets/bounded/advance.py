@@ -619,12 +619,17 @@ def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Aw
 
 
 def apply_delivery(
-    candidate: CandidateVersion, rejected: CandidateVersion | None, *, switches: bool, by_time: bool
+    candidate: CandidateVersion,
+    rejected: CandidateVersion | None,
+    *,
+    switches: bool,
+    insert_by_time: bool,
 ) -> Member:
     """Return the member after the commit of this delivery, with the outcome.
 
     `rejected` is the candidate, perhaps of another member, for which the delivery is rejected; None
-    publishes it. `switches` makes the version current; otherwise `by_time` inserts it by time.
+    publishes it. `switches` makes the version current; otherwise `insert_by_time` inserts it by
+    time.
     """
     member = candidate.member
     version = candidate.version
@@ -636,11 +641,11 @@ def apply_delivery(
         after = _reject(candidate, rejected)
         outcome = replace(outcome, rejected=(*outcome.rejected, candidate.id))
     elif candidate.unchanged:
-        after = _publish(candidate, switches=switches, by_time=by_time)
+        after = _publish(candidate, switches=switches, insert_by_time=insert_by_time)
         outcome = replace(outcome, unchanged=(*outcome.unchanged, candidate.unchanged))
     else:
         assert version is not None, "a version that was not built is rejected"
-        after = _publish(candidate, switches=switches, by_time=by_time)
+        after = _publish(candidate, switches=switches, insert_by_time=insert_by_time)
         counters = sum_counters(outcome.counters, version.counters)
         outcome = replace(outcome, sealed=(*outcome.sealed, candidate.id), counters=counters)
         if after.head != candidate.id:
@@ -666,10 +671,12 @@ def _reject(candidate: CandidateVersion, rejected: CandidateVersion) -> BoundedM
     return actions.with_ref(draft, ref).after(change=change)
 
 
-def _publish(candidate: CandidateVersion, *, switches: bool, by_time: bool) -> BoundedManifest:
+def _publish(
+    candidate: CandidateVersion, *, switches: bool, insert_by_time: bool
+) -> BoundedManifest:
     """Return the manifest with this delivery published, or recorded as unchanged.
 
-    `switches` makes the version current; otherwise `by_time` inserts it by time.
+    `switches` makes the version current; otherwise `insert_by_time` inserts it by time.
     """
     ref = _sealed_ref(candidate)
     draft = _take_delivery(candidate, ref.id)
@@ -683,7 +690,7 @@ def _publish(candidate: CandidateVersion, *, switches: bool, by_time: bool) -> B
     if switches:
         draft = actions.switch_to(draft, ref)
     elif not candidate.unchanged:
-        draft = actions.insert_unserved_version(draft, ref, between=by_time)
+        draft = actions.insert_unserved_version(draft, ref, between=insert_by_time)
     change = Change(action=action, version=ref.id, reason=commit_reason(candidate.delivery, note))
     return actions.with_served_version(candidate.member.log, draft, change, candidate.version)
 
@@ -824,16 +831,21 @@ class _Publication:
         return group
 
     def _commit_once(self, group: AdvanceGroup) -> AdvanceGroup:
-        """Commit the candidates on top of the group, and return the group after it."""
-        now = self.candidates_in(group)
-        switches = self.make_current or all(map(is_at_or_after_head, now))
-        by_time = all(member.manifest.declaration.by_time for member in group.members)
-        after = []
-        for candidate in now:
-            after.append(
-                apply_delivery(candidate, self.rejected, switches=switches, by_time=by_time)
+        """Publish or reject the candidates in one commit on top of the group, and return the group
+        after it.
+        """
+        candidates = self.candidates_in(group)
+        switches = self.make_current or all(map(is_at_or_after_head, candidates))
+        # If one member does not order its versions by time, no member inserts by time.
+        insert_by_time = all(member.manifest.declaration.by_time for member in group.members)
+        members = []
+        for candidate in candidates:
+            members.append(
+                apply_delivery(
+                    candidate, self.rejected, switches=switches, insert_by_time=insert_by_time
+                )
             )
-        return group.commit_members(after)
+        return group.commit_members(members)
 
     def _catch_up(self, group: AdvanceGroup) -> AdvanceGroup:
         """Return the group with what other writers committed, for another try. If they made a build

@@ -21,7 +21,7 @@ from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
 from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
-from dagster_adjunct.resources.spark.tasks import convert_in_tasks
+from dagster_adjunct.resources.spark.tasks import convert_in_tasks, names_by_position
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -66,12 +66,12 @@ def with_avro_as_json(
     """
     avro_readers(schemas, what)  # fail here instead of in every task
     given = records.columns
-    read = partial(_read, index=given.index(value), schemas=schemas, what=what)
+    read = partial(_add_json, index=given.index(value), schemas=schemas, what=what)
     columns = list(types_from_spark(records.schema).items())
     return convert_in_tasks(records, read, [*columns, *((name, "string") for name in names)])
 
 
-def _read(
+def _add_json(
     batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches with two more columns: the Avro values at `index` as JSON, and why they
@@ -86,7 +86,7 @@ def _read(
             texts.append(read.text)
             problems.append(read.problem)
         columns = [*batch.columns, pa.array(texts, pa.string()), pa.array(problems, pa.string())]
-        yield pa.RecordBatch.from_arrays(columns, [f"c{number}" for number in range(len(columns))])
+        yield pa.RecordBatch.from_arrays(columns, names_by_position(columns))
 
 
 def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:

@@ -46,7 +46,11 @@ from dagster_adjunct.resources.schemas.types import (
     type_from_spark,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable, python_rows
-from dagster_adjunct.resources.spark.tasks import convert_in_tasks, first_message_line
+from dagster_adjunct.resources.spark.tasks import (
+    convert_in_tasks,
+    first_message_line,
+    names_by_position,
+)
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 from dagster_adjunct.resources.user_code import failing_line
@@ -510,7 +514,7 @@ def _extract(
     for batch in batches:
         table = pa.Table.from_batches([batch]).rename_columns(names)
         columns = calls.entry_columns(table, deleting)
-        yield pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
+        yield pa.RecordBatch.from_arrays(columns, names_by_position(columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from dagster_adjunct.resources.schemas.parsed_columns import (
 )
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested, types_from_spark
-from dagster_adjunct.resources.spark.tasks import convert_in_tasks
+from dagster_adjunct.resources.spark.tasks import convert_in_tasks, names_by_position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,7 +82,11 @@ def with_nested_values(
         values_name = NESTED
         problems_name = NESTED_PROBLEMS
     read = partial(
-        _read, index=records.columns.index(text), declared=declared, nested=nested, side=side
+        _add_nested_values,
+        index=records.columns.index(text),
+        declared=declared,
+        nested=nested,
+        side=side,
     )
     columns = list(types_from_spark(records.schema).items())
     columns.append((values_name, _struct_type(nested)))
@@ -97,7 +101,7 @@ def _struct_type(schema: Schema) -> str:
     return f"struct<{','.join(members)}>"
 
 
-def _read(
+def _add_nested_values(
     batches: Iterator[pa.RecordBatch], index: int, declared: Envelope, nested: Schema, side: Side
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches with two more columns: the nested values of the envelopes at `index`, and
@@ -108,7 +112,7 @@ def _read(
         texts = batch.column(index).to_pylist()
         read = read_nested_columns(texts, declared, nested, decoder, side)
         columns = [*batch.columns, read.values, read.problems]
-        yield pa.RecordBatch.from_arrays(columns, [f"c{number}" for number in range(len(columns))])
+        yield pa.RecordBatch.from_arrays(columns, names_by_position(columns))
 
 
 def json_decoder(nested: Schema) -> json.JSONDecoder:

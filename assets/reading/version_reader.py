@@ -229,7 +229,8 @@ def _stored_row(files: KeyFiles, rows: RowGroup, row: int) -> _StoredRow:
 _AT = "__at"
 _WINNER = "__winner"
 _END = "__end"
-_BEGINS = "__begins"
+_NEW_END = "__new_end"
+_NEW_FIRST = "__new_first"
 _OLDEST = "__oldest"
 _NO_GENERATION = -1
 _STORED_END = "__stored_end"
@@ -359,15 +360,15 @@ class RowsOverTime:
         )
         corrected = kept.withColumns(
             {
-                VALID_TO: F.when(is_corrected, F.col(_END)).otherwise(F.col(VALID_TO)),
-                IS_FIRST: F.when(is_corrected, F.col(_BEGINS)).otherwise(F.col(IS_FIRST)),
+                VALID_TO: F.when(is_corrected, F.col(_NEW_END)).otherwise(F.col(VALID_TO)),
+                IS_FIRST: F.when(is_corrected, F.col(_NEW_FIRST)).otherwise(F.col(IS_FIRST)),
             }
         )
         return corrected.select(*named_columns(rows.columns))
 
     def _corrections(self, rows: DataFrame) -> DataFrame:
         """Return corrections of the scan: for a key and `__valid_from` (_AT), the generation
-        (_WINNER), end (_END) and `__first` (_BEGINS) of the newest row.
+        (_WINNER), end (_NEW_END) and `__first` (_NEW_FIRST) of the newest row.
 
         There is one where that row is of a delta, or is a base row whose interval has changed.
         """
@@ -375,11 +376,17 @@ class RowsOverTime:
         is_of_delta = F.col(GENERATION_COLUMN) != self._base
         keys_in_deltas = F.broadcast(rows.where(is_of_delta).select(*keys).distinct())
         touched = rows.join(keys_in_deltas, _same_key(self.sealed.key), "left_semi")
+        # The merge replaces the end and `__first`, so the stored ones are kept under other names.
         stored = {_STORED_END: F.col(VALID_TO), _STORED_FIRST: F.col(IS_FIRST)}
         merged = self._merge_by_sorting(touched.withColumns(stored))
         has_other_end = ~F.col(VALID_TO).eqNullSafe(F.col(_STORED_END))
         has_other_first = ~F.col(IS_FIRST).eqNullSafe(F.col(_STORED_FIRST))
-        names = {VALID_FROM: _AT, GENERATION_COLUMN: _WINNER, VALID_TO: _END, IS_FIRST: _BEGINS}
+        names = {
+            VALID_FROM: _AT,
+            GENERATION_COLUMN: _WINNER,
+            VALID_TO: _NEW_END,
+            IS_FIRST: _NEW_FIRST,
+        }
         return merged.where(is_of_delta | has_other_end | has_other_first).select(
             *keys, *[F.col(column).alias(name) for column, name in names.items()]
         )

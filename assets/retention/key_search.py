@@ -95,7 +95,7 @@ def _redact_file(file: dict[str, Any], keys: KeySet, *, all_ranges: bool) -> dic
     """Return a manifest's entry of a file without key range and footer, if one of these contains a
     key or with `all_ranges`; else unchanged.
     """
-    has_key = keys.is_listed_as(file.get("min_key")) or keys.is_listed_as(file.get("max_key"))
+    has_key = keys.has_encoded(file.get("min_key")) or keys.has_encoded(file.get("max_key"))
     if not all_ranges and not has_key and not _footer_has_key(file, keys):
         return file
     redacted = {**file, "min_key": None, "max_key": None}
@@ -104,8 +104,9 @@ def _redact_file(file: dict[str, Any], keys: KeySet, *, all_ranges: bool) -> dic
 
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
-    """Whether a file's footer contains one of the keys, as the first key of a row group or in
-    its statistics; False without a footer, True if it can't be read.
+    """Whether the footer in a manifest's entry of a file contains one of the keys, as the first
+    key of a row group or in its statistics; False without a footer. One that can't be read may
+    contain any key: True.
     """
     if not file.get("footer"):
         return False
@@ -114,7 +115,7 @@ def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
     except (MalformedDocumentError, pa.ArrowException, OSError):
         return True
     first_keys = json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]"))
-    if any(map(keys.is_listed_as, first_keys)):
+    if any(map(keys.has_encoded, first_keys)):
         return True
     if len(keys.fields) > 1:
         return False  # statistics are of single columns, not of whole keys
@@ -503,7 +504,7 @@ class KeySet:
                 found.append(row)
         return found
 
-    def is_listed_as(self, stored: object) -> bool:
+    def has_encoded(self, stored: object) -> bool:
         """Whether a value of a document is one of these keys in the encoding of manifests.
 
         With history, `valid_from` may follow the key's own values.

@@ -57,7 +57,7 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.types import arrow_type, type_from_spark
 from dagster_adjunct.resources.schemas.values import python_rows
-from dagster_adjunct.resources.spark.tasks import convert_in_tasks
+from dagster_adjunct.resources.spark.tasks import convert_in_tasks, names_by_position
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -677,4 +677,4 @@ def _complete_batches(
 
 def _number_columns(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Yield the rows under the names c0, c1, …, as tasks return them."""
-    yield from rows.rename_columns([f"c{index}" for index in range(rows.num_columns)]).to_batches()
+    yield from rows.rename_columns(names_by_position(rows.column_names)).to_batches()

@@ -322,19 +322,20 @@ class SealedVersion(VersionFacts, RowForm):
 
     @property
     def compared(self) -> tuple[Path, ...]:
-        """The values by which neighbouring entries of a key differ: the `history_columns`, else all
-        but the key and the time since when an entry is valid.
+        """The values in which adjacent entries of a key are compared: with equal ones, they are one
+        entry. These are the `history_columns`; without them, all but the key and the history's
+        `valid_from`, which may be a part of a column.
         """
         if self.history_columns is not None:
             fields = [self.columns.field(name) for name in self.history_columns]
             return tuple(Path((field.name,), field.type) for field in fields)
-        time: tuple[str, ...] = ()
+        valid_from: tuple[str, ...] = ()
         if self.history is not None and self.history.valid_from is not None:
-            time = steps_among(self.history.valid_from, self.columns.names)
+            valid_from = steps_among(self.history.valid_from, self.columns.names)
         found: list[Path] = []
         for field in self.columns.fields:
             if field.name not in self.key:
-                found += _paths_without(Path((field.name,), field.type), time)
+                found += _paths_without(Path((field.name,), field.type), valid_from)
         return tuple(found)
 
     @property

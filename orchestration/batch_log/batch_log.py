@@ -556,8 +556,10 @@ class BatchLog:
         note: str | None = None,
         checks: Sequence[Callable[[], object]] = (),
     ) -> LoggedState:
-        """Commit this state; `note` says what for, where no batch makes it. `checks` may prevent
-        it, by raising.
+        """Commit this state, with a `note` on what the commit does besides a batch's work.
+
+        If one of `checks` raises, nothing is committed. Raises CommitConflictError if another run
+        has committed meanwhile.
         """
         if logged.commit is None:
             self._register_name()
@@ -568,7 +570,7 @@ class BatchLog:
             )
             return LoggedState(commit, state)
         except errors.CommitConflictError as conflict:
-            raise self._fenced(self._log.current()) from conflict
+            raise self._taken_over_error(self._log.current()) from conflict
 
     def open(self, logged: LoggedState, intent: Intent) -> LoggedState:
         """Commit an intent: a new one, or an open one that `intent.run` resumes."""
@@ -727,7 +729,7 @@ class BatchLog:
         now = self._log.current()
         mine = logged.commit
         if now is None or mine is None or now.id != mine.id:
-            raise self._fenced(now)
+            raise self._taken_over_error(now)
 
     def history(self, limit: int | None) -> Iterator[tuple[Commit, ApplicationState]]:
         """Yield commits from the latest to the oldest, each with its state."""
@@ -752,7 +754,7 @@ class BatchLog:
         with suppress(errors.ObjectExistsError):
             self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
 
-    def _fenced(self, now: Commit | None) -> errors.CommitConflictError:
+    def _taken_over_error(self, now: Commit | None) -> errors.CommitConflictError:
         """Return the error for a run that another one has taken the application from; `now` is the
         latest commit.
         """

@@ -326,16 +326,19 @@ def log_rejected_versions(
     """
     for warning in report.warnings:
         context.log.warning(f"dataset {report.dataset}: {warning}")
+    is_partitioned = member.dataset.versions is not None  # by version
     for version in report.rejected:
         ref = manifest.ref(version) if manifest else None
         if ref is not None:
             text = checks.rejection_warning(report.dataset, ref, report.version)
             context.log.warning(text)
             facts = checks.rejection_metadata(ref, report.version)
-            partition = ref.name if member.dataset.versions is not None else None
             context.log_event(
                 dg.AssetObservation(
-                    member.key, partition=partition, description=text, metadata=facts
+                    member.key,
+                    partition=ref.name if is_partitioned else None,
+                    description=text,
+                    metadata=facts,
                 )
             )
 

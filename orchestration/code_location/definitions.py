@@ -558,14 +558,15 @@ class AssetGraph:
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
         """Add a dataset unless another application has added it; return its asset key.
 
-        Raises ConfigurationError if the other application declares the dataset differently.
+        Raises ConfigurationError if the other application declares the dataset differently, or if a
+        dataset of one run has an automation condition.
         """
         source = dataset_source(dataset)
         streams = {}
         if dataset.stream is not None:
             streams[dataset.stream] = self._key(app, LineageNode("stream", dataset.stream))
         spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
-        is_of_one_run = not dataset.is_local and not dataset.persistent
+        is_of_one_run = not dataset.persistent
         if spec.automation_condition is not None and is_of_one_run:
             raise ConfigurationError(
                 f"dataset {dataset.name!r} has an automation condition, but no run makes it alone:"

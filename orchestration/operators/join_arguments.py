@@ -83,8 +83,10 @@ class JoinOptions:
         return self.function is not None or self.schema is not None
 
     @property
-    def following_later_changes(self) -> str | None:
-        """The first argument that makes results depend on later changes; None if none was given."""
+    def later_changes_argument(self) -> str | None:
+        """The name of the first given argument that makes results depend on later changes; None
+        if none was given.
+        """
         if self.wait is not None:
             return "wait"
         if self.restate is not None:
@@ -92,8 +94,10 @@ class JoinOptions:
         return None
 
     @property
-    def by_time(self) -> str | None:
-        """The first argument that only joins as of a time take; None if none was given."""
+    def by_time_argument(self) -> str | None:
+        """The name of the first given argument that only joins as of a time take; None if none was
+        given.
+        """
         if self.as_of is not None:
             return "as_of"
         if self.before_history != "null":
@@ -113,7 +117,7 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
             " remote table."
         )
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
-    for_datasets = options.following_later_changes or options.by_time
+    for_datasets = options.later_changes_argument or options.by_time_argument
     if for_datasets is not None:
         problem = (
             f"{given.operator}: {for_datasets}= is for datasets; {table.name!r} is a remote table."
@@ -131,7 +135,7 @@ def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: Adju
     PlanningError for a dataset that the options do not fit.
     """
     join = _build_join_of_entries(given, options, dataset)
-    argument = options.following_later_changes
+    argument = options.later_changes_argument
     if argument is not None:
         _check_known_then(given.operator, join, dataset, argument)
     if options.wait is not None:
@@ -172,18 +176,18 @@ def _build_join_of_entries(
             f" {dataset.name!r} is a dataset."
         )
         step = "Leave args= out, and write select=[…]."
-        argument = "args" if options.args else "select"
-        raise ConfigurationError(problem, step, argument=argument)
+        given_argument = "args" if options.args else "select"
+        raise ConfigurationError(problem, step, argument=given_argument)
     if options.as_of is not None:
         return _build_as_of_join(given, options, options.as_of, dataset)
-    by_time = options.by_time
-    if by_time is not None:
+    argument = options.by_time_argument
+    if argument is not None:
         problem = (
-            f"{given.operator} has {by_time}= without as_of=: its records are joined with current"
+            f"{given.operator} has {argument}= without as_of=: its records are joined with current"
             " entries."
         )
         step = "Name the column with the record's time: as_of=…."
-        raise ConfigurationError(problem, step, argument=by_time)
+        raise ConfigurationError(problem, step, argument=argument)
     if options.has_function:
         return _build_function_join(given, options, dataset)
     return given.build(Join, dataset)

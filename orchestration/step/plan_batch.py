@@ -814,7 +814,7 @@ def _find_served_commits(context: StepContext, served: ServedVersions) -> dict[s
     that serves nothing yet is left out.
     """
     found: dict[str, ServedCommits] = {}
-    for name in list_known_then(context.app):
+    for name in list_known_then_datasets(context.app):
         version = served.versions.get(name)
         if version is None:
             continue
@@ -826,8 +826,10 @@ def _find_served_commits(context: StepContext, served: ServedVersions) -> dict[s
     return found
 
 
-def list_known_then(app: Application) -> list[str]:
-    """Return the datasets that are joined as they were known then."""
+def list_known_then_datasets(app: Application) -> list[str]:
+    """Return the datasets of joins with versions="known-then", which get the entries that were
+    served at the time of a record.
+    """
     names = set()
     for operator in app.operators:
         match = operator.spec.match
@@ -923,7 +925,7 @@ def _list_recorded(
                 dataset=dataset.name,
             )
         versions[dataset.name] = joined.versions[dataset.name]
-    for name in list_known_then(context.app):
+    for name in list_known_then_datasets(context.app):
         if versions[name] is not None and name not in joined.served:
             raise errors.ConfigurationError(
                 f"a recorded replay can't continue: the application now joins dataset {name!r} as"

@@ -569,8 +569,8 @@ def _describe_startpoints(intent: Intent, before: OffsetState, after: OffsetStat
 def _describe_shapes(
     app: Application, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
 ) -> dict[str, object]:
-    """Return the columns of inputs and datasets, and the numbers of buckets, on which Spark's plans
-    depend; None for a dataset without a version.
+    """Return what Spark's plans depend on: the columns of inputs and datasets, and the numbers of
+    buckets of stored versions; None for a dataset without a version.
 
     Local tables are left out: they are read with the columns and buckets that they are declared
     with, whatever is stored.
@@ -578,15 +578,15 @@ def _describe_shapes(
     shapes: dict[str, object] = {}
     for name, stream in streams.items():
         shapes[name] = stream.info.schema
-    own = {table.name for table in list_own_tables(app)}
+    local = {table.name for table in list_own_tables(app)}
     for name, view in views.items():
-        if name in own:
+        if name in local:
             continue
         if view is None:
             shapes[name] = None
         elif isinstance(view, VersionReader):
             shapes[name] = (view.schema, view.sealed.partitions)
-        else:
+        else:  # in memory for one run, with the buckets that are declared
             shapes[name] = view.schema
     return shapes
 

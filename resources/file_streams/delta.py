@@ -432,10 +432,12 @@ def _partition_columns(table: Any) -> list[TableColumn]:
 
 
 def _partition_text(text: str | None, kind: str) -> str | None:
-    """Return the value of a partition in the form that files of text have it in, None for null."""
-    if not text:  # so Delta's log writes null
+    """Return a partition's value as a CSV file would have it, None for null. `kind` is the type of
+    the column.
+    """
+    if not text:  # Delta's log writes null as an empty text
         return None
-    if kind == "timestamp" and not text.endswith("Z"):  # taken as UTC
+    if kind == "timestamp" and not text.endswith("Z"):  # Delta's log means UTC
         return f"{text}Z"
     return text
 

@@ -383,7 +383,7 @@ def map_in_arrow(
     def named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from task(batch.rename_columns(names) for batch in batches)
 
-    return frame.toDF(*_by_position(names)).mapInArrow(named, schema)
+    return frame.toDF(*names_by_position(names)).mapInArrow(named, schema)
 
 
 def apply_in_arrow(
@@ -402,7 +402,7 @@ def apply_in_arrow(
     def named(rows: pa.Table) -> pa.Table:
         return task(rows.rename_columns(names))
 
-    plain = frame.toDF(*_by_position(names))
+    plain = frame.toDF(*names_by_position(names))
     return plain.groupBy(*[F.col(f"c{names.index(name)}") for name in key]).applyInArrow(
         named, schema
     )
@@ -446,7 +446,7 @@ def read_in_tasks(
 
     `columns` are the (name, type) of the batches' columns.
     """
-    names = _by_position(columns)
+    names = names_by_position(columns)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the parts whose numbers are in these batches."""
@@ -470,11 +470,11 @@ def convert_in_tasks(
     (name, type) as columns.
 
     The columns of these batches, and of those that it yields, are identified by position: they are
-    named c0, c1, ….
+    named c0, c1, … (`names_by_position`).
     """
     convert = _with_limited_batches(frame, convert)
     ddl = ", ".join(f"c{index} {kind}" for index, (_, kind) in enumerate(columns))
-    plain = frame.toDF(*_by_position(frame.columns))
+    plain = frame.toDF(*names_by_position(frame.columns))
     made = plain.mapInArrow(lambda batches: encode_task_errors(convert(batches)), ddl)
     return made.toDF(*[name for name, _ in columns])
 
@@ -558,9 +558,9 @@ def _needs_other_names(names: Sequence[str]) -> bool:
     return any(name == "*" or "." in name or "`" in name for name in names)
 
 
-def _by_position(names: Sequence[object]) -> list[str]:
+def names_by_position(columns: Sequence[object]) -> list[str]:
     """Return the names c0, c1, … for as many columns."""
-    return [f"c{index}" for index in range(len(names))]
+    return [f"c{index}" for index in range(len(columns))]
 
 
 # Moving few rows between this process and Spark.

@@ -184,8 +184,8 @@ class Statements:
             "idempotency": quote_name(schema, f"{table}__adjunct"),
             "keys": quote_names(self._key),
             "names": quote_names(self._names),
-            "given_keys": self._given(self._key),
-            "given": self._given(self._names),
+            "key_arrays": self._array_parameters(self._key),
+            "column_arrays": self._array_parameters(self._names),
             "typed": ", ".join(
                 f"{self._typed(name)} AS {quote_name(name)}" for name in self._names
             ),
@@ -195,58 +195,92 @@ class Statements:
             "same": self._equal_keys("t"),
             "same_mark": self._equal_keys("b"),
         }
-        others = []
+        self.insert = self._insert(on_conflict="NOTHING")
+        self.upsert = self._upsert()
+        self.delete = self._delete()
+        self.select = self._select()
+        self.claim = self._claim()
+        self.applied = self._applied()
+        self.remember = self._remember()
+        self.forget = self._forget()
+        self.lock = cache(self._lock)
+        self.update = cache(self._update)
+        self.staging = cache(self._stage)
+
+    def _insert(self, on_conflict: str) -> sql.SQL:
+        """The statement that inserts records, and does `on_conflict` (DO …) where the key exists;
+        it returns the places of those that it has not written.
+        """
+        return self._compose(
+            "WITH given AS (SELECT {typed}, s.__place FROM unnest({column_arrays}) WITH ORDINALITY"
+            " AS s ({names}, __place)), written AS (INSERT INTO {table} AS t ({names}) SELECT"
+            " {names} FROM given AS s ORDER BY {of_s} ON CONFLICT ({keys}) DO {on_conflict}"
+            " RETURNING {of_t}) SELECT __place FROM given WHERE ({keys}) NOT IN (SELECT {keys} FROM"
+            " written)",
+            on_conflict=on_conflict,
+        )
+
+    def _upsert(self) -> sql.SQL:
+        """The statement `upsert`."""
+        changes = []
         for name in self._names:
             if name not in self._key:
-                others.append(quote_name(name))
-        changes = ", ".join(f"{name} = excluded.{name}" for name in others)
-        begin = (
-            "WITH given AS (SELECT {typed}, s.__place FROM unnest({given}) WITH ORDINALITY AS s"
-            " ({names}, __place)), written AS (INSERT INTO {table} AS t ({names}) SELECT {names}"
-            " FROM given AS s ORDER BY {of_s} ON CONFLICT ({keys}) DO {action} RETURNING {of_t})"
-            " SELECT __place FROM given WHERE ({keys}) NOT IN (SELECT {keys} FROM written)"
-        )
-        find = (
-            "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys},"
-            " __place) "
-        )
-        self.insert = self._compose(begin, action="NOTHING")
-        # A statement that changes nothing would not return which records are there.
-        self.upsert = self._compose(
-            begin, action=f"UPDATE SET {changes or self._same_key('excluded')}"
-        )
-        self.delete = self._compose(
-            "WITH given AS (SELECT * FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys},"
+                quoted = quote_name(name)
+                changes.append(f"{quoted} = excluded.{quoted}")
+        if not changes:
+            # A statement that changes nothing would not return which records are there.
+            changes.append(self._same_key("excluded"))
+        return self._insert(on_conflict=f"UPDATE SET {', '.join(changes)}")
+
+    def _delete(self) -> sql.SQL:
+        """The statement `delete`: the final SELECT reads the table as it was before."""
+        return self._compose(
+            "WITH given AS (SELECT * FROM unnest({key_arrays}) WITH ORDINALITY AS s ({keys},"
             " __place)), gone AS (DELETE FROM {table} AS t USING given AS s WHERE {same} RETURNING"
             " s.__place) SELECT s.__place FROM given AS s JOIN {table} AS t ON {same} WHERE"
             " s.__place NOT IN (SELECT __place FROM gone)"
         )
-        self.select = self._compose(
-            find + "JOIN {table} AS t ON {same}", found=quote_names(self._names, "t")
+
+    def _select(self) -> sql.SQL:
+        """The statement `select`."""
+        return self._compose(
+            "SELECT s.__place, {found} FROM unnest({key_arrays}) WITH ORDINALITY AS s ({keys},"
+            " __place) JOIN {table} AS t ON {same}",
+            found=quote_names(self._names, "t"),
         )
-        self.claim = self._compose(
+
+    def _claim(self) -> sql.SQL:
+        """The statement `claim`."""
+        return self._compose(
             "INSERT INTO {idempotency} AS t ({keys}, at) SELECT {of_s}, now() FROM"
-            " unnest({given_keys}) AS s ({keys}) ORDER BY {of_s} ON CONFLICT ({keys}) DO NOTHING"
+            " unnest({key_arrays}) AS s ({keys}) ORDER BY {of_s} ON CONFLICT ({keys}) DO NOTHING"
         )
-        self.applied = self._compose(
-            find + "JOIN {idempotency} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
+
+    def _applied(self) -> sql.SQL:
+        """The statement `applied`."""
+        return self._compose(
+            "SELECT s.__place, {found} FROM unnest({key_arrays}) WITH ORDINALITY AS s ({keys},"
+            " __place) JOIN {idempotency} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
             found=", ".join(f"t.{name}::text" for name in COLUMNS),
         )
+
+    def _remember(self) -> sql.SQL:
+        """The statement `remember`."""
         types = dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
-        self.remember = self._compose(
-            "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({all_given}) AS s"
-            " ({all}) WHERE {same}",
+        return self._compose(
+            "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({arrays}) AS s"
+            " ({given_names}) WHERE {same}",
             changes=", ".join(f"{name} = s.{name}::{type_}" for name, type_ in types.items()),
-            all_given=", ".join([self._given(self._key), *["%s::text[]"] * len(COLUMNS)]),
-            all=quote_names((*self._key, *COLUMNS)),
+            arrays=", ".join([self._array_parameters(self._key), *["%s::text[]"] * len(COLUMNS)]),
+            given_names=quote_names((*self._key, *COLUMNS)),
         )
-        self.forget = self._compose(
+
+    def _forget(self) -> sql.SQL:
+        """The statement `forget`."""
+        return self._compose(
             "DELETE FROM {idempotency} AS t USING (SELECT {keys} FROM {idempotency} WHERE at <"
             " now() - make_interval(secs => %s) LIMIT %s FOR UPDATE SKIP LOCKED) AS s WHERE {same}"
         )
-        self.lock = cache(self._lock)
-        self.update = cache(self._update)
-        self.staging = cache(self._stage)
 
     def _same_key(self, source: str) -> str:
         """The assignment that leaves the key as it is."""
@@ -259,7 +293,7 @@ class Statements:
     def _lock(self, read: tuple[str, ...]) -> sql.SQL:
         """The statement `lock` that returns the columns `read`."""
         return self._compose(
-            "SELECT {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
+            "SELECT {found} FROM unnest({key_arrays}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {table} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
             found=", ".join(("s.__place", *(f"t.{quote_name(name)}" for name in read))),
         )
@@ -281,11 +315,11 @@ class Statements:
                 "{0} = coalesce(t.{0}, '{{}}') || {1}".format(quote_name(name), self._typed(name))
             )
         return self._compose(
-            "UPDATE {table} AS t SET {changes} FROM unnest({all_given}) WITH ORDINALITY AS s"
-            " ({all}, __place) WHERE {same} RETURNING CASE WHEN {same} THEN s.__place END",
+            "UPDATE {table} AS t SET {changes} FROM unnest({arrays}) WITH ORDINALITY AS s"
+            " ({given_names}, __place) WHERE {same} RETURNING CASE WHEN {same} THEN s.__place END",
             changes=", ".join(changes),
-            all_given=self._given(names),
-            all=", ".join(
+            arrays=self._array_parameters(names),
+            given_names=", ".join(
                 _inner_alias(sets, name) if isinstance(name, InnerName) else quote_name(name)
                 for name in names
             ),
@@ -333,14 +367,14 @@ class Statements:
             whole=", ".join(whole),
         )
         return StagingStatements(
-            name,
-            compose(
+            name=name,
+            create=compose(
                 "CREATE TEMPORARY TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS "
                 "SELECT {stage_columns} FROM {table} WITH NO DATA"
             ),
-            compose("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
-            compose(write, **self._changes_of(shape)),
-            compose(
+            copy=compose("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
+            write=compose(write, **self._changes_of(shape)),
+            lock=compose(
                 "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {of_s} FOR"
                 " NO KEY UPDATE OF t"
             ),
@@ -519,7 +553,7 @@ class Statements:
         """Fill in what stands in braces in the text of a statement."""
         return sql.SQL(text.format(**self._parts, **parts))
 
-    def _given(self, names: Sequence[str]) -> str:
+    def _array_parameters(self, names: Sequence[str]) -> str:
         """The parameters of a statement for these columns: one array each."""
         # The casts come from the server's catalog, which quotes them where necessary.
         casts = {**self.casts, **dict.fromkeys(self._texts, "text")}

@@ -395,6 +395,7 @@ class RedisCodec(RowCodec):
 
         def encoded_text(value: Any) -> bytes:
             """Return the same as `encoded`, faster for ASCII text, which most values are."""
+            # A text that begins with byte 0 gets another one in front (`redis_records.py`).
             if value.__class__ is str and value.isascii() and value[:1] != "\0":
                 text: bytes = value.encode()
                 if len(text) <= largest:

@@ -171,14 +171,16 @@ class RowDocuments:
         changes: Mapping[str, Any],
         inside: Mapping[str, Sequence[InnerName]],
     ) -> Document:
-        """Return the document with other values inside columns; their other fields are kept."""
+        """Return the document with changed values at paths inside columns, and all other fields
+        kept. `inside` has the paths by column; `changes` has the new values by path.
+        """
         new = dict(old)
-        for root, paths in inside.items():
+        for column, paths in inside.items():
             for path in paths:
                 value = changes[path]
                 if value is not None:
                     value = json_encoder(self.codec.column(path))(value)
-                new[root] = with_inside(new.get(root), path.names, value)
+                new[column] = with_inside(new.get(column), path.names, value)
         return new
 
     def record(

@@ -290,9 +290,9 @@ class SqlTable(StoreTable, Generic[R]):
                 purged: int = await self._run(requests, requests.forget, older_than)
                 return purged
         except TableNotFoundError:
-            if not self.create:
-                raise
-            return 0
+            if self.create:
+                return 0  # the first write creates the table, so nothing was applied to it yet
+            raise
 
     def _failed(self, count: int, error: AdjunctError) -> Outcomes:
         """The outcomes of a request that had no effect, for a reason that does not concern

@@ -448,10 +448,9 @@ class _BudgetConnection:
         """Demand credits from the driver, and wait for them; return False if the driver can't be
         reached now.
 
-        Raises TableError if it is gone, and the error that it sends.
+        Raises TableError if the driver is gone, and the error that the driver sends.
         """
         message = {"budget": self._budget.name, "tag": self._budget.tag, "credits": credits}
-        answer: dict[str, object] = {"wait": True}
         try:
             if self._open is None:
                 self._open = _Streams(
@@ -460,10 +459,7 @@ class _BudgetConnection:
                 await authenticate_driver(*self._open, self._address.secret)
             streams = self._open
             await send_message(streams.writer, message)
-            while "wait" in answer:
-                async with asyncio.timeout(_SILENT_SECONDS):
-                    answer = await receive_message(streams.reader)
-                self._lost_at = None
+            answer = await self._receive_answer(streams.reader)
         except (OSError, EOFError, TimeoutError) as error:
             self.close()
             now = time.monotonic()
@@ -484,6 +480,17 @@ class _BudgetConnection:
         if "error" in answer:
             raise error_from_json(answer["error"])  # type: ignore[arg-type]
         return True
+
+    async def _receive_answer(self, reader: asyncio.StreamReader) -> dict[str, object]:
+        """Return the driver's answer to a demand. Until then the driver sends {"wait"}; it raises
+        TimeoutError if nothing arrives for _SILENT_SECONDS.
+        """
+        while True:
+            async with asyncio.timeout(_SILENT_SECONDS):
+                answer = await receive_message(reader)
+            self._lost_at = None
+            if "wait" not in answer:
+                return answer
 
 
 class RunCredits:

@@ -142,7 +142,9 @@ class SegmentView:
         """
         runs = zip(self.state.levels.runs, self._indexes, strict=True)
         recent = columns_from_log(self.state.recent).between(within.start, within.end)
-        parts = [RunPart(self._objects, run, index, wanted, within.end) for run, index in runs]
+        parts = [
+            RunPart(self._objects, run, index, wanted=wanted, end=within.end) for run, index in runs
+        ]
         return merge_parts([*parts, recent], within)
 
     @requested_once
@@ -641,31 +643,34 @@ class SegmentUpkeep:
         return True
 
     def _write_merged(self, into: str, runs: Sequence[RunRef]) -> RunRef:
-        """Write the entries of several runs as one run with the id `into`, and return that.
+        """Write the entries of several runs, the oldest first, as one run with the id `into`, and
+        return that.
 
         If the oldest run of the segment is among them, removed keys are omitted, because there is
-        nothing left to hide.
+        nothing left to hide. Tokens of requests are kept for TOKENS_KEPT.
         """
         objects = RunObjects(
             self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE)
         )
         indexes = objects.indexes(runs)
-        kept_since = now_in_ms() - TOKENS_KEPT
-        tokens = b""
         parts = []
         for run, index in zip(runs, indexes, strict=True):
-            parts.append(RunPart(objects, run, index, _MERGED_AT_ONCE, None))
+            parts.append(RunPart(objects, run, index, wanted=_MERGED_AT_ONCE, end=None))
+        entries = merge_parts(parts, KeyRange())
+        has_oldest = self._core.pointer.read().levels.runs[:1] == runs[:1]
+        if has_oldest:
+            entries = map(drop_removed, entries)
+        kept_since = now_in_ms() - TOKENS_KEPT
+        tokens = b""
+        for run, index in zip(runs, indexes, strict=True):
             if run.newest >= kept_since:
                 tokens += tokens_since(index.tokens, kept_since)
-        everything = merge_parts(parts, KeyRange())
-        if self._core.pointer.read().levels.runs[:1] == runs[:1]:
-            everything = map(drop_removed, everything)
         facts = {
             "first": runs[0].first,
             "last": runs[-1].last,
             "newest": max(run.newest for run in runs),
         }
-        return self._write_run(into, everything, tokens, sum(run.size for run in runs), facts)
+        return self._write_run(into, entries, tokens, sum(run.size for run in runs), facts)
 
     def _write_run(
         self,

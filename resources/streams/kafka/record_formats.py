@@ -71,8 +71,8 @@ class KafkaTopic:
     column for the headers as JSON, a list of [name, base64 of the value or null]. `partitioner` is
     how *all* its producers assign keys to partitions. `default_offset` is where a reader without a
     checkpoint begins. `transactional` makes each of Adjunct's appends a transaction. `key_paths`
-    are paths of values inside columns of the value: the key has each as the column of its last
-    step, or of the name after "as", which records do not have.
+    are paths of values inside columns of the value, which the key repeats in a column named like
+    the path's last step, or by "as". Records have no such column, only the value.
     """
 
     topic: str | None = None
@@ -146,7 +146,9 @@ class KafkaTopic:
 
     @property
     def key_steps(self) -> dict[str, tuple[str, ...]]:
-        """The steps to the value in a record for each column of the key."""
+        """By column of the key, the steps to its value in a record: the path in `key_paths`, or the
+        column itself.
+        """
         key = self.key_format()
         if key is None:
             return {}
