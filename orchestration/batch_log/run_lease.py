@@ -326,7 +326,7 @@ class RunLease:
             self._key,
             self._body,
             lake.run_ttl,
-            not_ours=self._not_ours,
+            describe_loss=self._describe_loss,
             log=_log,
             revives=True,
         )
@@ -609,7 +609,7 @@ class RunLease:
         renewed = self._holder.model_copy(update={"nonce": uuid.uuid4().hex})
         return renewed.model_dump_json().encode()
 
-    def _not_ours(self, data: bytes) -> str:
+    def _describe_loss(self, data: bytes) -> str:
         """Return who has taken a lease with this body over; "" if it is that of this run."""
         stored = _parse(data)
         if stored is None:
