@@ -93,7 +93,8 @@ def run_in_new_loop(coroutine: Coroutine[Any, Any, T]) -> T:
         with asyncio.Runner(loop_factory=open_loop) as runner:
             return runner.run(coroutine)
     finally:
-        coroutine.close()  # it has not begun where no loop could be opened
+        # It has not begun if no loop could be opened: Python would warn that nobody awaits it.
+        coroutine.close()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

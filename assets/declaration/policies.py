@@ -385,6 +385,7 @@ class ChangeStreamOptions:
     def __post_init__(self) -> None:
         if self.order_by is not None:
             self._set_order(self.order_by)
+        check_positive("max_age", self.max_age)
         wrong = next(self._problems(), None)
         if wrong is not None:
             raise ConfigurationError(wrong.problem, wrong.next_step, argument=wrong.argument)
@@ -393,7 +394,6 @@ class ChangeStreamOptions:
         """Yield what is wrong with the options."""
         if self.keep_tombstones is not None:
             yield from self._tombstone_problems(self.keep_tombstones)
-        check_positive("max_age", self.max_age)
         if self.chunk < 1:
             yield ArgumentProblem("chunk", f"chunk is {self.chunk}: expected 1 or more records.")
         if self.groups:

@@ -289,7 +289,7 @@ def _nested_converter(kind: str) -> Convert:
 
 
 def _json_text(value: Any) -> str:
-    """Return a value of JSON as its text; a text is one already."""
+    """Return a value of JSON as JSON text; a str stays as it is."""
     if isinstance(value, str):
         return value
     from dlt.common.json import json as dlt_json

@@ -290,14 +290,14 @@ class ServedHistory:
     # -- several commits
 
     def last_change(self) -> int:
-        """Return the number of the last commit that changed the entries that are served, or of the
-        oldest one of which that is known; 0 if none did.
+        """Return the number of the last commit that changed the entries that are served, 0 if none
+        did. A commit of which it is no longer known counts as one that changed them.
         """
         for number in reversed(self._candidates(0, self.number)):
             try:
                 if not self._keeps_entries(number):
                     return number
-            except VersionDiscardedError:  # nobody knows what was served before
+            except VersionDiscardedError:  # no longer known
                 return number
         return 0
 

@@ -73,6 +73,13 @@ _TRIES = 20
 _log = logging.getLogger("adjunct.serving")
 
 
+def _declared_on_damage(stored: StoredVersions) -> OnDamage:
+    """Return what the dataset declares for a damaged version; only bounded ones declare it."""
+    if isinstance(stored.spec, BoundedDataset):
+        return stored.spec.on_damage
+    return "fail"
+
+
 def _retry_discarded(lease: Callable[[], T]) -> T:
     """Return `lease()`, retried where a version was replaced and discarded before it could be
     leased.
@@ -110,31 +117,31 @@ class ServedVersion:
         self._stored = stored
         self._leases = leases
         self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
-        self._on_damage: OnDamage
-        if on_damage is not None:
-            self._on_damage = on_damage
-        elif isinstance(stored.spec, BoundedDataset):
-            self._on_damage = stored.spec.on_damage
-        else:
-            self._on_damage = "fail"
-        self.damaged: dict[str, errors.ManifestMismatchError] = {}
-        # The served version, if it is damaged and an earlier one is read.
-        self._avoided: str | None = None
-        self._answered = False
+        self._on_damage = on_damage or _declared_on_damage(stored)
+        self._fixed = None if fixed is None else fixed.version
         self._closed = False
-        self._lent: list[VersionInUse] = []
-        self._lasting_leases: dict[tuple[str, ...], Lease] = {}  # until `close`, by versions
-        self._fixed: str | None = None
-        if fixed is not None:
-            self._fixed = fixed.version
-        self._commit: Commit | None = None
-        self._lock = threading.Lock()  # never held over a request
+        self._lock = threading.Lock()  # for counts and `_current`; never held over a request
         self.moving = threading.RLock()
         """The lock for switching to another version. Running calls don't need it: they keep
         their version.
         """
-        self._current: list[VersionInUse] = []  # the version that the next call enters, or empty
+
+        # The version that the next call enters, or empty: a list, which the finalizer below shares.
+        self._current: list[VersionInUse] = []
         self._ended: errors.AdjunctError | None = None  # why `_current` is empty
+        # The newest commit when the dataset was last read; None for a fixed version.
+        self._commit: Commit | None = None
+        self._has_answered = False  # whether a call has succeeded, so that later ones take a lease
+
+        # What stays leased until `close`: versions that were lent, and leases by their versions.
+        self._lent: list[VersionInUse] = []
+        self._lasting_leases: dict[tuple[str, ...], Lease] = {}
+
+        self.damaged: dict[str, errors.ManifestMismatchError] = {}
+        """The versions that were found damaged, each with its error."""
+        # The served version, if it is damaged and an earlier one is read.
+        self._avoided: str | None = None
+
         if fixed is None:
             self._commit, manifest = stored.newest()
             reader = stored.reader_of(manifest)
@@ -178,10 +185,10 @@ class ServedVersion:
         before they read it.
         """
         while True:
-            held = self.enter(leased=self._answered)
+            held = self.enter(leased=self._has_answered)
             try:
                 answer = read(held.reader)
-                self._answered = True
+                self._has_answered = True
                 return answer
             except errors.ManifestMismatchError as error:
                 self.replace_damaged(held, error)

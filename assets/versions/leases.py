@@ -165,7 +165,7 @@ class Lease:
         self._key = f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         body = partial(lease_body, self.versions, holder, TTL)
         self._heartbeat = Heartbeat(
-            lake.store, self._key, body, TTL, not_ours=_is_always_ours, log=_log
+            lake.store, self._key, body, TTL, describe_loss=_describe_loss, log=_log
         )
 
     @classmethod
@@ -221,7 +221,7 @@ class Lease:
         self._lake.store.delete(self._key)
 
 
-def _is_always_ours(data: bytes) -> str:
+def _describe_loss(data: bytes) -> str:
     """Return "": the object of a lease is never somebody else's. No other process writes it, so
     unexpected content is our own renewal whose reply was lost.
     """

@@ -271,8 +271,10 @@ class Claim:
 def describe_end(
     stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]
 ) -> str:
-    """Return why a lease has ended, "" if its holder may be alive; `now` returns the time by the
-    store's clock.
+    """Return why a lease has ended, "" if its holder may be alive.
+
+    `now` returns the time, by the store's clock where it decides about a lease. `finished` says of
+    the id of a run in Dagster whether Dagster has ended it.
     """
     if stored.has_ended:
         return "it has ended"
@@ -326,7 +328,7 @@ class RunLease:
             self._key,
             self._body,
             lake.run_ttl,
-            not_ours=self._not_ours,
+            describe_loss=self._describe_loss,
             log=_log,
             revives=True,
         )
@@ -609,7 +611,7 @@ class RunLease:
         renewed = self._holder.model_copy(update={"nonce": uuid.uuid4().hex})
         return renewed.model_dump_json().encode()
 
-    def _not_ours(self, data: bytes) -> str:
+    def _describe_loss(self, data: bytes) -> str:
         """Return who has taken a lease with this body over; "" if it is that of this run."""
         stored = _parse(data)
         if stored is None:
@@ -645,10 +647,10 @@ def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
 def describe_runner(
     lake: Lake, application: str, finished: Callable[[str], bool] = lambda run: False
 ) -> str:
-    """Return who runs an application now, "" if nobody does; by this machine's clock, without
-    writing.
+    """Return who runs an application now, "" if nobody does; `finished` is that of `describe_end`.
 
-    `finished` says of the id of a run in Dagster whether Dagster has ended it.
+    The age of the lease is by the lake's clock, which is that of this machine: to read the store's
+    clock, something must be written.
     """
     stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
     if stored is None or describe_end(stored, lake.now, finished):

@@ -19,6 +19,8 @@ Place = tuple[str | int, ...]
 """The path to a value, such as ("attributes", "tables", "rates")."""
 
 ATTRIBUTES: Place = ("attributes",)
+"""The place of what users declare; what is outside of it in a component is Dagster's."""
+
 WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
 _MOST_VALUES = 100_000
 _KINDS_OF_KEYS = {"int": "a number", "float": "a number", "bool": "true or false", "null": "null"}
@@ -78,7 +80,8 @@ def read_source(file: Path, start: tuple[int, int]) -> tuple[Source, Mistake | N
     writing YAML, None if there is none.
 
     Such a mistake is a key that is given twice or is no text, or a scalar that YAML reads as
-    something else than it looks like, such as 010 and yes.
+    something else than it looks like, such as 010 and yes. Too many values are one as well, because
+    then they were not all read.
     """
     text = file.read_text(encoding="utf-8-sig")
     reader = _Reader()

@@ -55,6 +55,8 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = logging.getLogger("adjunct.spark")
+
 
 @validated
 class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -136,21 +138,27 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def spark_session(self) -> SparkSession:
         """Return the run's session, starting it on first use (6-10 s)."""
         if self._session is None:
-            for log in (dg.get_dagster_logger(), logging.getLogger("adjunct.spark")):
-                log.info("starting Spark")
-            self._is_ours = not has_running_session()
-            if is_connect(self.master):
-                self._session = new_session(
-                    self.spark_config, master=self.master, lake_url=self._lake_url
-                )
-            else:
-                prepare_environment()
-                from dagster_pyspark import LazyPySparkResource
-
-                self._session = LazyPySparkResource(spark_config=self._settings()).spark_session
-                prepare_session(self._session)
+            self._start_session()
         session: SparkSession = self._session
         return session
+
+    def _start_session(self) -> None:
+        """Start the session: one of a Spark Connect server, or one with its driver in this
+        process.
+        """
+        dg.get_dagster_logger().info("starting Spark")  # for the page of the run
+        _log.info("starting Spark")  # for the log of the process
+        self._is_ours = not has_running_session()
+        if is_connect(self.master):
+            self._session = new_session(
+                self.spark_config, master=self.master, lake_url=self._lake_url
+            )
+            return
+        prepare_environment()
+        from dagster_pyspark import LazyPySparkResource
+
+        self._session = LazyPySparkResource(spark_config=self._settings()).spark_session
+        prepare_session(self._session)
 
     @property
     def _lake_url(self) -> str | None:

@@ -157,7 +157,7 @@ class Exchange(PipesMessageWriterChannel):
             self.key(_OP),
             lambda: uuid.uuid4().hex.encode(),
             timedelta(seconds=self._ttl),
-            not_ours=lambda data: "",
+            describe_loss=lambda data: "",
             log=_log,
         )
         try:

@@ -27,16 +27,16 @@ class WaitsFor:
 
 
 def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, ...]]:
-    """Return the datasets that the records of each input stream wait for; only inputs that wait."""
+    """Return what the records of each input stream wait for, without streams that do not wait."""
     waits: dict[str, tuple[WaitsFor, ...]] = {}
-    # Of the sums, only the streams that they are for are used.
-    for operator, by_stream in sum_along_paths(operators, lambda spec: timedelta(0)):
+    # Only which streams reach an operator counts, not with what delay.
+    for operator, delays in sum_along_paths(operators, lambda spec: timedelta(0)):
         match = operator.spec.match
         if match is None or match.dataset is None or match.wait is None:
             continue
         over_time = match.as_of is not None
         waiting = WaitsFor(operator.id, match.dataset, match.wait, over_time)
-        for stream in by_stream:
+        for stream in delays:
             waits[stream] = (*waits.get(stream, ()), waiting)
     return waits
 

@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
-from dagster_adjunct.orchestration.operators.waiting import waits_by_input
+from dagster_adjunct.orchestration.operators.waiting import WaitsFor, waits_by_input
 from dagster_adjunct.orchestration.planner.columns import (
     add_location,
     arriving_columns,
@@ -91,29 +91,32 @@ def _describe_history(dataset: AdjunctDataset) -> str:
 
 
 def plan_waits(app: Application) -> tuple[PlannedWait, ...]:
-    """Return the joins whose records wait for their dataset, by input."""
-    waits = []
-    for stream, of_input in waits_by_input(app.operators).items():
+    """Return the joins whose records wait for their dataset, input stream by input stream."""
+    planned = []
+    for stream, waits in waits_by_input(app.operators).items():
         declared = app.inputs[stream].event_time
         assert declared is not None, "records without event times can't wait"
-        for waiting in of_input:
-            if app.dataset(waiting.dataset).follows_changes:
-                known_by = "its changes"
-            elif waiting.over_time:
-                known_by = "its newest version"
-            else:
-                known_by = "its current version"
-            waits.append(
+        for waiting in waits:
+            planned.append(
                 PlannedWait(
                     waiting.join,
                     waiting.dataset,
-                    known_by=known_by,
+                    known_by=_describe_what_tells(app, waiting),
                     stream=stream,
                     time=declared.expression,
                     wait=waiting.wait.describe(),
                 )
             )
-    return tuple(waits)
+    return tuple(planned)
+
+
+def _describe_what_tells(app: Application, waiting: WaitsFor) -> str:
+    """Return in words what tells up to which time the dataset of a join is complete."""
+    if app.dataset(waiting.dataset).follows_changes:
+        return "its changes"
+    if waiting.over_time:
+        return "its newest version"
+    return "its current version"
 
 
 STATE_REPLAY = (

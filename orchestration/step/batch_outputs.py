@@ -145,8 +145,8 @@ class Frames(Records[Frame], Protocol[Frame]):
         """Return all records with their answers, and MATCHED."""
 
     def add_unknown_answers(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
-        """Return the records with the columns that `add_answers` adds, of the same types, for a
-        dry run.
+        """Return the records with the columns that `add_answers` adds, all null and of the same
+        types, for a dry run.
         """
 
     def sent_types(self, frame: Frame) -> dict[str, str | None]:

@@ -182,16 +182,17 @@ def join_answers(
 
 
 def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
-    """Return the records with the columns that `join_answers` adds, of the same types, for a dry
-    run.
+    """Return the records with the columns that `join_answers` adds, all null and of the same types,
+    for a dry run.
     """
 
-    def column_for(kind: str) -> Column:
-        # Not plain nulls: Spark would infer that records partitioned by them are in one partition.
+    def null_column(kind: str) -> Column:
+        # A number is no JSON object, so its "value" is null, which Spark does not know when it
+        # plans. Of a plain null it would infer that records partitioned by it are in one partition.
         return F.from_json(F.col("__offset").cast("string"), f"value {kind}")["value"]
 
-    answers = [column_for(answer.value.type).alias(answer.name) for answer in lookup.answers]
-    return frame.select("*", *answers, column_for("boolean").alias("__matched"))
+    answers = [null_column(answer.value.type).alias(answer.name) for answer in lookup.answers]
+    return frame.select("*", *answers, null_column("boolean").alias("__matched"))
 
 
 def key_columns(lookup: TableLookup) -> list[str]:

@@ -341,15 +341,18 @@ def _may_be_sensitive(context: StepContext, sources: ColumnSources) -> bool:
 
 
 def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = False) -> Schema:
-    """Return the columns of the entries that a batch reads of a dataset, or of its rows over time.
+    """Return the columns that a batch reads of a dataset: those of its entries, or with `over_time`
+    of the rows of its history.
 
-    A local table of the application has its declared columns. A dataset without a version has those
-    that it will have; none if its input has none yet.
+    A local table of the application has its declared columns. In a dry run, which takes local
+    tables for empty, so has one of another application. A dataset without a version has the
+    columns that it will have; none if its input has none yet.
     """
     declared = planned.app.dataset(dataset)
-    is_own = planned.is_dry_run or declared.is_owned_by(planned.app.name)
-    if isinstance(declared, LocalTable) and is_own:
-        return declared.stored
+    if isinstance(declared, LocalTable):
+        is_own = declared.is_owned_by(planned.app.name)
+        if is_own or planned.is_dry_run:
+            return declared.stored
     reader: Reader | View
     if over_time:
         reader = find_history(planned, dataset).reader

@@ -382,8 +382,8 @@ class SparkFrames:
     def add_unknown_answers(
         self, operator: str, frame: DataFrame, lookup: TableLookup
     ) -> DataFrame:
-        """Return the records with the columns that `add_answers` adds, of the same types, for
-        a dry run.
+        """Return the records with the columns that `add_answers` adds, all null and of the same
+        types, for a dry run.
         """
         return lookups.add_unknown_answers(self.materialize(operator, frame), lookup)
 

@@ -373,7 +373,7 @@ class DeclaredColumns:
         """
         if self.rules is None or not self.rules.renamed:
             return self
-        struct = self._add_older_names(self._struct, _Place())
+        struct = self._add_older_members(self._struct, _Place())
         fields = []
         for member in struct.members:
             declared = self._find_member(member.name, self._struct, _Place())
@@ -382,22 +382,29 @@ class DeclaredColumns:
             fields.append(Column(member.name, str(member.type), sensitive))
         return replace(self, schema=Schema(tuple(fields)))
 
-    def _add_older_names(self, declared: Any, place: _Place) -> Any:
-        """Return a declared type whose structs also have the older names of their members."""
+    def _add_older_names(self, declared: Type, place: _Place) -> Type:
+        """Return a declared type whose structs also have members under their older names."""
         if isinstance(declared, Array):
             return Array(self._add_older_names(declared.element, place.inside("[]")))
         if isinstance(declared, Map):
             return Map(self._add_older_names(declared.value, place.inside("[*]")))
-        if isinstance(declared, Simple):
-            return declared
-        # Of this struct, by its path in the file or its declared path.
-        older = [name for parent, name in self._names.renamed if parent in place]
+        if isinstance(declared, Struct):
+            return self._add_older_members(declared, place)
+        return declared
+
+    def _add_older_members(self, declared: Struct, place: _Place) -> Struct:
+        """Return a struct that has each member under its own name and under its older names."""
+        names = [member.name for member in declared.members]
+        for parent, older in self._names.renamed:
+            # Rules name the struct by its path in the file, or by its declared path.
+            if parent in (place.given, place.declared):
+                names.append(older)
         members: dict[str, Member] = {}
-        for name in [*[member.name for member in declared.members], *older]:
+        for name in names:
             member = self._find_member(name, declared, place)
-            if isinstance(member, Member) and name not in members:
+            if isinstance(member, Member):  # else the newer name is not declared any more
                 inner = place.within(name, member.name)
-                members[name] = Member(name, self._add_older_names(member.type, inner))
+                members.setdefault(name, Member(name, self._add_older_names(member.type, inner)))
         return Struct(tuple(members.values()))
 
     def without_others(self, record: dict[str, Any]) -> dict[str, Any]:

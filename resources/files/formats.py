@@ -109,8 +109,9 @@ class QuoteReader(ArrowReadableFile):
         super().__init__()
         self._source = source
         self._ended = False
-        self._quoted = False  # whether a quoted value goes on behind what was read
-        # The end of the last block: a run of quotes that may go on, and the byte before it.
+        self._quoted = False  # whether a quoted value goes on behind what was looked at
+        # The end of the last block: its last byte that was looked at, then quotes that were not,
+        # because the run of quotes may go on.
         self._carried = b""
         self._lines = 1
         self._opened: _Excerpt | None = None  # the last quoted value that goes on
@@ -122,7 +123,7 @@ class QuoteReader(ArrowReadableFile):
     def read(self, size: int | None = -1) -> bytes:
         data = bytes(self._source.read(None if size is None or size < 0 else size))
         self._ended = not data
-        self._check(data or b"\n")
+        self._check_quotes(data or b"\n")
         return data
 
     def close(self) -> None:
@@ -147,50 +148,62 @@ class QuoteReader(ArrowReadableFile):
         problem = f"{where}, line {found.line}: {problem} {found.text!r}."
         return SchemaMismatchError(problem, step, line=found.line)
 
-    def _check(self, data: bytes) -> None:
-        """Look for misplaced quotes in what was read next."""
-        # Each block begins with a byte that was looked at before, the first one with a line break.
-        block = self._carried + data if self._carried else b"\n" + data.removeprefix(_BOM)
-        whole = len(block.rstrip(b'"'))  # a run of quotes at the end may go on
+    def _check_quotes(self, data: bytes) -> None:
+        """Note misplaced quotes in the bytes that were read next, and which quoted value goes on
+        behind them.
+        """
+        # A block begins with one byte that was looked at before, so that each quote has a byte
+        # before it. At the start of the file that is a line break.
+        if self._carried:
+            block = self._carried + data
+        else:
+            block = b"\n" + data.removeprefix(_BOM)
+        end = len(block.rstrip(b'"'))  # quotes behind it wait for the next block
+        begin = self._check_all_quotes(block, end)
+        if self._quoted and begin is not None:
+            self._opened = self._excerpt(block, begin, begin + 1)
+        self._lines += block.count(b"\n", 1, end)
+        self._carried = block[end - 1 :]
+
+    def _check_all_quotes(self, block: bytes, end: int) -> int | None:
+        """Check the quotes of a block before `end` all at once, and each of them only if one may be
+        misplaced. Return where the last quoted value begins, None without one.
+        """
         letters = np.frombuffer(block, np.uint8)
-        quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
-        # Each second one, from the first on unless that closes a value of an earlier block.
+        quotes = np.flatnonzero(letters[1:end] == ord('"')) + 1
+        # If none is misplaced, they open and close values in turn. In an escaped pair, the first
+        # quote seems to close the value, and the second one to open it again.
         opening = quotes[1::2] if self._quoted else quotes[::2]
         closing = quotes[::2] if self._quoted else quotes[1::2]
-        # Usually each second quote closes a value or escapes the next quote, which is checked for
-        # all at once.
-        around = np.r_[letters[opening - 1], letters[closing + 1]]
-        if np.isin(around, [*_DELIMITERS, ord('"')]).all():
-            openings = opening[letters[opening - 1] != ord('"')]
-            opened = int(openings[-1]) if len(openings) else None
-            self._quoted ^= len(quotes) % 2 == 1
-        else:
-            opened = self._search(block, whole)
-        if self._quoted and opened is not None:
-            self._opened = self._excerpt(block, opened, opened + 1)
-        self._lines += block.count(b"\n", 1, whole)
-        self._carried = block[whole - 1 :]
+        before = letters[opening - 1]
+        behind = letters[closing + 1]
+        if not np.isin(np.r_[before, behind], [*_DELIMITERS, ord('"')]).all():
+            return self._check_each_quote(block, end)
+        if len(quotes) % 2:
+            self._quoted = not self._quoted
+        begins = opening[before != ord('"')]
+        return int(begins[-1]) if len(begins) else None
 
-    def _search(self, block: bytes, whole: int) -> int | None:
-        """Look at each quote whether it is misplaced; return where the last quoted value begins,
-        None without one.
+    def _check_each_quote(self, block: bytes, end: int) -> int | None:
+        """Check the quotes of a block before `end` one run after the other, and note the first one
+        that is misplaced. Return where the last quoted value begins, None without one.
         """
-        opened = None
-        for run in _QUOTES.finditer(block, 1, whole):
-            start, end = run.span()
-            count = end - start
+        begin = None
+        for run in _QUOTES.finditer(block, 1, end):
+            first, behind = run.span()
+            count = behind - first
             if not self._quoted:
-                if block[start - 1] not in _DELIMITERS:
+                if block[first - 1] not in _DELIMITERS:
                     continue  # quotes in the text of a value that is not quoted
                 self._quoted = True
-                opened = start
+                begin = first
                 count = count - 1
             if count % 2:
                 # In a pair, the first escapes the second; one without a partner closes the value.
                 self._quoted = False
-                if block[end] not in _DELIMITERS and self._misplaced is None:
-                    self._misplaced = self._excerpt(block, start, max(1, start - 20))
-        return opened
+                if block[behind] not in _DELIMITERS and self._misplaced is None:
+                    self._misplaced = self._excerpt(block, first, max(1, first - 20))
+        return begin
 
     def _excerpt(self, block: bytes, at: int, start: int) -> _Excerpt:
         """Return the line of the byte `at`, and the text from `start` on."""

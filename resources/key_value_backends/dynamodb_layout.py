@@ -172,8 +172,9 @@ def dynamodb_errors(table: TableId, *, sent: bool) -> Iterator[None]:
 def translate_dynamodb_error(error: Exception, table: TableId, *, sent: bool) -> Exception:
     """Return the table's error for one of boto3.
 
-    `sent` means that a request without an answer may have had an effect, and so becomes a
-    `ReplyLostError`.
+    `sent`: the request may have been applied. If that is unknown, the error is a `ReplyLostError`.
+    Without `sent` it is an ordinary TableUnavailableError, for requests that can be repeated
+    without harm.
     """
     if error_code(error) == "ResourceNotFoundException":
         return table.error(
@@ -183,10 +184,13 @@ def translate_dynamodb_error(error: Exception, table: TableId, *, sent: bool) ->
             "Open it again. If it should exist, check the backend's region and credentials.",
         )
     problem = problem_from_boto_error(error, table_label(table), sent=sent)
-    assert isinstance(problem.error, AdjunctError)
-    if sent and problem.state is State.UNKNOWN:
-        return ReplyLostError(problem.error.problem, problem.error.next_step)
-    return problem.error
+    translated = problem.error
+    assert isinstance(translated, AdjunctError)
+    # An internal error of DynamoDB leaves the outcome unknown also without `sent`.
+    is_reply_lost = sent and problem.state is State.UNKNOWN
+    if is_reply_lost:
+        return ReplyLostError(translated.problem, translated.next_step)
+    return translated
 
 
 def table_label(table: TableId) -> str:

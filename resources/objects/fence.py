@@ -57,9 +57,9 @@ _REMOVED = "it was removed, by others after it had expired or by hand"
 class Heartbeat:
     """Rewrites the object `key` with `body()` in a background thread, from `start` to `end`.
 
-    Others may consider the owner dead if the object is older than `ttl`. `not_ours(data)` describes
-    the owner of an object with other contents than the last known; it returns "" if that was our
-    own write, whose reply was lost.
+    Others may consider the owner dead if the object is older than `ttl`. `describe_loss(data)` is
+    called if the object has another ETag than that of the last known write: it returns why the
+    object is lost, or "" if this is an own write, whose reply was lost.
 
     A heartbeat that was not renewed in time is lost, unless it `revives`: then it can be renewed as
     long as the object is the owner's. That is for objects that others replace, by its ETag, before
@@ -73,7 +73,7 @@ class Heartbeat:
         body: Callable[[], bytes],
         ttl: timedelta,
         *,
-        not_ours: Callable[[bytes], str],
+        describe_loss: Callable[[bytes], str],
         log: logging.Logger,
         revives: bool = False,
     ) -> None:
@@ -81,7 +81,7 @@ class Heartbeat:
         self._key = key
         self._body = body
         self._ttl = ttl
-        self._not_ours = not_ours
+        self._describe_loss = describe_loss
         self._log = log
         self._revives = revives
         self.on_renewal: Callable[[Deadline], object] = lambda deadline: None
@@ -128,7 +128,7 @@ class Heartbeat:
                 self._failure = _REMOVED
             else:
                 if stored.etag != self._etag:
-                    self._failure = self._not_ours(stored.data)
+                    self._failure = self._describe_loss(stored.data)
 
     def renew(self) -> None:
         """Rewrite the object, which makes it new again. If it was removed or taken over, set
@@ -166,23 +166,32 @@ class Heartbeat:
         self._last.put(remove)
 
     def _rewrite(self, etag: str) -> str:
-        """Rewrite the object if it has this ETag, or was our own write with a lost reply; return
-        why it is lost, "" if it is not.
+        """Rewrite the object, which had this ETag when it was last known; return why it is lost, ""
+        if it is not. With another ETag it may be an own write, whose reply was lost: that is
+        rewritten, too.
         """
         try:
             self._etag = self._store.put_if_match(self._key, self._body(), etag)
         except (PreconditionFailedError, ObjectNotFoundError):
-            try:
-                stored = self._store.get(self._key)
-            except ObjectNotFoundError:
-                return _REMOVED
-            # For the write it was gone or held by another request, and now it is as it was, such as
-            # after a restore: others may have taken it for removed. It also ends these repeats.
-            if stored.etag == etag:
-                return _REMOVED
-            # "" if it is our own write: go on from that one.
-            return self._not_ours(stored.data) or self._rewrite(stored.etag)
+            return self._rewrite_found(etag)
         return ""
+
+    def _rewrite_found(self, refused: str) -> str:
+        """Rewrite the object as it is now, if it is ours, after the store has `refused` to replace
+        this ETag; return why it is lost, "" if it is not.
+        """
+        try:
+            stored = self._store.get(self._key)
+        except ObjectNotFoundError:
+            return _REMOVED
+        if stored.etag == refused:
+            # It was gone, or changed by another request, and is back, for example from a backup.
+            # Others may have seen that it was removed. Nor is the same ETag tried without end.
+            return _REMOVED
+        loss = self._describe_loss(stored.data)
+        if loss:
+            return loss
+        return self._rewrite(stored.etag)
 
     def _run(self) -> None:
         """Renew the object until the heartbeat is ended or lost; runs in the background thread."""

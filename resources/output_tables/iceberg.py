@@ -272,7 +272,7 @@ class _Commit:
 
         batch = self.batch
         clock = to_microseconds(batch.clock)
-        transaction = _watch(table, self._look_again).transaction()
+        transaction = _call_before_retries(table, self._look_again).transaction()
         evolved = batch.columns.evolve(readable_schema(table.schema().as_arrow()), self.name)
         _change_columns(transaction, batch.columns, evolved)
         metadata = transaction.table_metadata
@@ -344,14 +344,14 @@ def _parse(condition: str) -> BooleanExpression:
     return parse(condition)
 
 
-def _watch(table: Table, look: Callable[[Table], None]) -> Table:
-    """Return the table; `look` is called with it before PyIceberg repeats a commit on top of
-    another writer's.
+def _call_before_retries(table: Table, look: Callable[[Table], None]) -> Table:
+    """Return the table as one that calls `look` with itself before PyIceberg repeats a commit on
+    top of another writer's.
     """
     from pyiceberg.table import Table
 
     class Watched(Table):
-        def refresh(self) -> Table:
+        def refresh(self) -> Table:  # PyIceberg's commits call it before they are repeated
             super().refresh()
             look(self)
             return self

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 _SEED = 0x9747B28C
 _FACTOR = 0x5BD1E995
 _MASK = 0xFFFFFFFF
-_TOGETHER_BYTES = 64  # the longest keys that are hashed together
+_NOT_NEGATIVE = 0x7FFFFFFF  # Kafka's client drops the sign of the hash, a Java int
+_TOGETHER_BYTES = 64
+"""The longest keys that are hashed together: long ones rarely share their length with many."""
 
 
 def choose_partitions(keys: Sequence[bytes], count: int) -> Any:
     """Return the partition of each key in a topic of `count` partitions, as a NumPy array."""
     hashes = np.zeros(len(keys), np.int64)
+    # Keys of one length are rows of one array, which NumPy hashes at once.
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     for length in np.unique(lengths).tolist():
         places: list[int] = np.nonzero(lengths == length)[0].tolist()
@@ -36,7 +39,7 @@ def choose_partitions(keys: Sequence[bytes], count: int) -> Any:
         else:
             data = np.frombuffer(b"".join([keys[place] for place in places]), np.uint8)
             hashes[places] = _hash_together(data.reshape(len(places), length))
-    return (hashes & 0x7FFFFFFF) % count
+    return (hashes & _NOT_NEGATIVE) % count
 
 
 def _hash_together(keys: Any) -> Any:

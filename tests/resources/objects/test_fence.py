@@ -151,7 +151,7 @@ def test_a_heartbeat_that_finds_its_object_taken_expires_the_fence(store: InMemo
         KEY,
         lambda: b"mine",
         timedelta(seconds=0.2),
-        not_ours=lambda data: "another run has it",
+        describe_loss=lambda data: "another run has it",
         log=logging.getLogger("test"),
         revives=True,
     )
