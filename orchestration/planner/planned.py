@@ -243,13 +243,14 @@ class SparkNeed:
 @dataclass(frozen=True, slots=True)
 class PlannedAdvance:
     """How a dataset is advanced: `needs_spark` says, in noun phrases, why Spark is needed even for
-    few records.
+    few records, and `uses_spark` why it is used for them unless there is no session.
 
     Without any, this process computes small advances, if the application's engine is "auto".
     """
 
     dataset: str
     needs_spark: tuple[str, ...] = ()
+    uses_spark: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

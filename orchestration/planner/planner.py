@@ -623,16 +623,22 @@ def _iter_queries(dataset: AdjunctDataset) -> Iterator[DatasetSql]:
 
 
 def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
-    """Return, for each dataset except local tables, what needs Spark to advance it, however few
-    records there are.
+    """Return, for each dataset except local tables, what needs or uses Spark to advance it, however
+    few records there are.
     """
     advances = []
     for dataset in app.datasets:
         if not dataset.is_local:
-            advances.append(
-                PlannedAdvance(dataset.name, tuple(_list_spark_needs(dataset, catalog)))
-            )
+            needs = tuple(_list_spark_needs(dataset, catalog))
+            advances.append(PlannedAdvance(dataset.name, needs, _list_spark_uses(dataset)))
     return tuple(advances)
+
+
+def _list_spark_uses(dataset: AdjunctDataset) -> tuple[str, ...]:
+    """Return what is advanced with Spark if there is a session, as noun phrases."""
+    if isinstance(dataset, UnboundedDataset) and dataset.following.history is not None:
+        return ("its history, for which stored rows are read",)
+    return ()
 
 
 def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str]:
@@ -661,8 +667,6 @@ def _list_table_spark_needs(dataset: UnboundedDataset, facts: StreamFacts | None
     following = dataset.following
     if facts is not None and facts.schema is not None:
         yield from list_format_spark_needs(dataset, facts.schema)
-    if following.history is not None:
-        yield "its history, for which stored rows are read"
     if not following.persistent:
         yield "persistent=False, for a table in Spark's cache"
     if following.initial is not None:

@@ -624,12 +624,16 @@ def _describe_engine(plan: PlannedApplication) -> list[str]:
 
 def _describe_advance(advance: PlannedAdvance) -> str:
     """Return a line about how a dataset is advanced."""
-    if not advance.needs_spark:
-        return f"  Dataset {advance.dataset}: few records are advanced without Spark."
-    return (
-        f"  Dataset {advance.dataset} is advanced with Spark, because of"
-        f" {'; '.join(advance.needs_spark)}."
-    )
+    dataset = advance.dataset
+    if advance.needs_spark:
+        needs = "; ".join((*advance.needs_spark, *advance.uses_spark))
+        return f"  Dataset {dataset} is advanced with Spark, because of {needs}."
+    if advance.uses_spark:
+        return (
+            f"  Dataset {dataset} is advanced with Spark unless the master is none, because of"
+            f" {'; '.join(advance.uses_spark)}."
+        )
+    return f"  Dataset {dataset}: few records are advanced without Spark."
 
 
 def _cell(value: object) -> str:
