@@ -133,7 +133,8 @@ _RENEWING = 5.0
 _PAUSE = 0.25
 # How often a run that waits for a paused one looks whether its process has ended, in seconds.
 _LONGEST_WAIT = 0.5
-_LONGEST_TICK = 2.0  # of a store's clock, in seconds
+_SHORTEST_TICK = 0.01  # of a store's clock, in seconds
+_LONGEST_TICK = 2.0
 _ATTEMPTS = 3  # to write the lease, though each may have been lost on its way
 _log = logging.getLogger("adjunct.run")
 # Ids of the leases that this process holds; its other leases were left by runs that failed to end
@@ -578,14 +579,18 @@ class RunLease:
     def _read_later_clock(self) -> datetime:
         """Return the time by the store's clock, later than when a run of this application last read
         it: on S3 it has whole seconds.
+
+        Each reading writes an object. With pauses that double, there are ten of them at most.
         """
         last = self._store.head(self._clock_key)
         deadline = Deadline(read_clocks(), _LONGEST_TICK)
+        pause = _SHORTEST_TICK
         while True:
             now = read_store_clock(self._store, self._clock_key)
             if last is None or now != last.modified or deadline.has_passed():
                 return now
-            time.sleep(0.01)
+            time.sleep(pause)
+            pause *= 2
 
     def _busy(self, stored: StoredLease) -> errors.ApplicationBusyError:
         """Return the error for a lease that has not ended while this run waited."""

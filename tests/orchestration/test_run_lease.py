@@ -366,7 +366,13 @@ def test_each_take_of_the_lease_has_a_greater_epoch_also_after_it_was_deleted(la
 
 
 class _WholeSeconds(InMemoryStore):
-    """A store whose clock has whole seconds, as that of S3."""
+    """A store whose clock has whole seconds, as that of S3. It counts what writes its clock."""
+
+    clocks_read = 0
+
+    def put(self, key: str, data: bytes) -> str:
+        self.clocks_read += key.endswith("/clock")
+        return super().put(key, data)
 
     def head(self, key: str) -> ObjectInfo | None:
         found = super().head(key)
@@ -386,6 +392,18 @@ def test_takes_within_one_tick_of_the_clock_of_the_store_have_other_epochs() -> 
             epochs.append(held.fence.epoch)
         lake.store.delete(KEY)
     assert epochs == sorted(set(epochs))
+
+
+@pytest.mark.lengthy
+def test_the_next_tick_of_the_clock_of_the_store_takes_few_requests() -> None:
+    store = _WholeSeconds()
+    lake = lake_in(store)
+    with lease(lake):
+        pass
+    lake.store.delete(KEY)
+    store.clocks_read = 0
+    with lease(lake):
+        assert store.clocks_read <= 10
 
 
 def end_the_wait(lake: Lake) -> Callable[[str], None]:
