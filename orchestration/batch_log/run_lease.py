@@ -72,7 +72,10 @@ class Process(StoredDocument):
             return False
         if (self.boot, self.namespace) != (here.boot, here.namespace):
             return False
-        started = _read_start(self.pid)
+        try:
+            started = _read_start(self.pid)
+        except OSError:  # such as too many open files
+            return False
         if started:
             return started != self.started
         return not _is_of_another_user(self.pid)
@@ -80,15 +83,13 @@ class Process(StoredDocument):
 
 def this_process() -> Process:
     """Return the identity of this process."""
-    namespace = ""
+    boot = namespace = started = ""
     with suppress(OSError):
+        boot = _read_text("/proc/sys/kernel/random/boot_id")
         namespace = str(Path("/proc/self/ns/pid").readlink())
+        started = _read_start(os.getpid())
     return Process(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        boot=_read_text("/proc/sys/kernel/random/boot_id"),
-        namespace=namespace,
-        started=_read_start(os.getpid()),
+        host=socket.gethostname(), pid=os.getpid(), boot=boot, namespace=namespace, started=started
     )
 
 
@@ -97,7 +98,9 @@ _START_FIELD = 19
 
 
 def _read_start(pid: int) -> str:
-    """Return when a process started, "" if there is none; a zombie counts as none."""
+    """Return when a process started, "" if there is none; a zombie counts as none. Raises OSError
+    if that can't be read.
+    """
     # The command's name, in parentheses, may contain blanks and parentheses.
     _, _, after_name = _read_text(f"/proc/{pid}/stat").rpartition(")")
     fields = after_name.split()
@@ -118,8 +121,8 @@ def _is_of_another_user(pid: int) -> bool:
 
 
 def _read_text(path: str) -> str:
-    """Return the text of a file, "" if it can't be read."""
-    with suppress(OSError):
+    """Return the text of a file, "" if there is none, or its process has ended. Raises OSError."""
+    with suppress(FileNotFoundError, ProcessLookupError):
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     return ""
 

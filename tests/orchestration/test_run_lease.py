@@ -41,6 +41,7 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectInfo
 from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
+from tests.resources.small_disks import more_open_files
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 AT_ONCE = Claim(wait=timedelta(0))
@@ -141,6 +142,15 @@ def test_a_process_that_proc_hides_from_other_users_is_not_dead(
     monkeypatch.setattr(module, "_read_start", lambda pid: "")
     monkeypatch.setattr(module.os, "kill", kill)
     assert hidden.is_dead() is not exists
+
+
+def test_a_process_is_not_dead_because_nothing_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = this_process()
+    monkeypatch.setattr(module, "this_process", lambda: here)
+    with more_open_files(0):
+        assert not here.is_dead()
 
 
 def test_a_process_that_waits_for_its_parent_only_is_dead() -> None:
