@@ -62,6 +62,7 @@ from dagster_adjunct.orchestration.planner.columns import (
 )
 from dagster_adjunct.orchestration.planner.output_tables import (
     compare_output_table,
+    find_upstream_writers,
     plan_output_tables,
 )
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -160,7 +161,11 @@ def plan_application(
     catalog.stored_notes = note_stored_datasets(app, systems)
     plan = build_plan(app, catalog, writes_as=writes_as)
     restatements = with_costs(app, plan.late_data.restatements, systems)
-    return replace(plan, late_data=replace(plan.late_data, restatements=restatements))
+    return replace(
+        plan,
+        late_data=replace(plan.late_data, restatements=restatements),
+        output_tables=find_upstream_writers(plan.output_tables, systems),
+    )
 
 
 @_in_words_of_source
