@@ -305,6 +305,7 @@ def build_plan(
             *notes.note_table_order(tables),
             *notes.note_marks(app),
             *notes.note_storage(app),
+            *notes.note_merged_records(app),
             *note_nondeterministic_results(app, columns),
             *note_batch_windows(app),
             *note_unproven_columns(app, columns),

@@ -256,7 +256,7 @@ def find_replaced_results(
         problem = (
             f'stream {stream!r}: epochs="latest" needs the source position of every record, and'
             f" {unknown} records have none: no application sent them, or one made them of several"
-            " inputs (merge)."
+            " inputs (merge) or records (a window, a join of streams)."
         )
         step = (
             'Read them all as latest (without_position="keep"), those that a replay has sent again'
