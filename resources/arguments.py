@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import OF_FILES, ConfigurationError, file_error
 
 MAX_SECONDS = 1e12  # clocks and stores overflow beyond it
 
@@ -39,8 +39,12 @@ def check_zone(found: str, zone: str, *, argument: str) -> None:
     is_known = not _NOT_A_ZONE.match(zone)
     try:
         ZoneInfo(zone)
-    except (KeyError, ValueError, OSError):  # an unknown or invalid name
+    except (KeyError, ValueError):  # an unknown or invalid name
         is_known = False
+    except OSError as error:
+        if error.errno in OF_FILES:
+            raise file_error(error, "/", f"{found}={zone!r}") from error
+        is_known = False  # its name is that of a folder, or too long
     if not is_known:
         expected = 'a time zone that this machine knows, such as "America/New_York" or "UTC"'
         raise argument_error(f"{found}={zone!r}", expected, argument=argument)

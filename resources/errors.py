@@ -623,6 +623,7 @@ def find_file_error(path: str | Path) -> OSError | None:
         largest = max(
             (each.stat().st_size for each in folder.glob(f"{Path(path).name}*")), default=0
         )
+        places = [each for each in (Path(path), folder) if each.exists()]
     except OSError as error:
         return error
     finally:
@@ -630,7 +631,6 @@ def find_file_error(path: str | Path) -> OSError | None:
             os.close(each)
     if found.f_flag & os.ST_RDONLY:
         return OSError(errno.EROFS, os.strerror(errno.EROFS))
-    places = [each for each in (Path(path), folder) if each.exists()]
     if not all(os.access(each, os.R_OK | os.W_OK, effective_ids=True) for each in places):
         return OSError(errno.EACCES, os.strerror(errno.EACCES))
     if found.f_bavail * found.f_frsize < _SHORT_OF_BYTES or _lacks_inodes(folder):

@@ -28,6 +28,7 @@ from dagster_adjunct.assets.generation import (
     format_first,
     write_generation,
 )
+from dagster_adjunct.assets.reading.valid_time import give_times
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
@@ -679,6 +680,13 @@ def _list_notes(member: Member, action: Action, awaiting: Awaiting | None) -> It
     if action == "up-to-date" and not notes_say_dropped:
         yield "nothing new was delivered"
     yield from _list_version_notes(member)
+    sealed = manifest.sealed
+    lack_times = sealed and all(ref.valid_from is None for ref in sealed)
+    if lack_times and member.spec.valid_from is not None:
+        yield (
+            "its versions have no times, because they were sealed before valid_from was declared:"
+            f" {give_times(manifest.name)}"
+        )
     if awaiting is not None:
         yield f"{_name_awaited(awaiting, manifest)} waits for {awaiting.described}"
     if manifest.pin is not None:

@@ -9,6 +9,7 @@ the tables (`dlt_appends.py`), and then records the load with the state of the p
 from __future__ import annotations
 
 import dataclasses
+import errno
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -46,7 +47,7 @@ from dlt.common.storages.load_package import LoadPackageStateInjectableContext, 
 from dagster_adjunct.assets.exchange.dlt_appends import LoadAppends, TableLoad
 from dagster_adjunct.assets.exchange.dlt_loads import TABLE, LoadLog
 from dagster_adjunct.assets.exchange.dlt_tables import LoadedTable, Rows
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.lazy_modules import pa
 
 if TYPE_CHECKING:
@@ -396,7 +397,9 @@ def _files_by_table(storage: PackageStorage, load_id: str) -> dict[str, list[Pat
 
 
 def _read_file(path: Path) -> Rows | pa.Table:
-    """Return the rows of a file of a load package. Raises SchemaMismatchError if it is damaged."""
+    """Return the rows of a file of a load package. Raises SchemaMismatchError if it is damaged or
+    gone, and errors of the file system as `file_error` does.
+    """
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
@@ -404,6 +407,9 @@ def _read_file(path: Path) -> Rows | pa.Table:
             return pq.read_table(path)
         return [*_read_rows(path)]
     except (ValueError, EOFError, OSError, zlib.error) as error:  # Arrow's errors are two of them
+        # Errors about contents have no number.
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+            raise file_error(error, path, "the dlt load") from error
         problem = f"the file {path.name} of the dlt load is damaged or gone: {error}."
         step = "Abort the load (pipeline.abort_packages()), and run the pipeline again."
         raise SchemaMismatchError(problem, step, url=str(path)) from error

@@ -57,11 +57,7 @@ from dagster_adjunct.resources.schemas.schema import (
 from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
-from dagster_adjunct.resources.streams.lake.manifest import (
-    HIDDEN_COLUMNS,
-    SupersededRange,
-    list_segments,
-)
+from dagster_adjunct.resources.streams.lake.manifest import SupersededRange, list_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -256,8 +252,9 @@ class StreamView:
     `replaced`.
 
     Other engines see the columns of `schema`, then `__tombstone` and `__epoch`; in files, epoch 0
-    is null. `stored` are all hidden columns of the files, with their types. `version` is the number
-    of the stream's commit. `stream_id` distinguishes it from a later stream of the same name.
+    is null. `hidden` are further columns that files may have and other engines don't see, with
+    their types. `version` is the number of the stream's commit. `stream_id` distinguishes it from a
+    later stream of the same name.
     """
 
     store: ObjectStore
@@ -266,9 +263,9 @@ class StreamView:
     version: str
     schema: Schema
     files: tuple[StoredFile, ...]
+    hidden: tuple[tuple[str, str], ...]
     replaced: tuple[SupersededRange, ...] = ()
     names: StoredNames = AS_NAMED
-    stored: tuple[tuple[str, str], ...] = HIDDEN_COLUMNS
 
     @property
     def layout(self) -> BucketLayout:
@@ -289,11 +286,6 @@ class StreamView:
     def columns(self) -> dict[str, str]:
         """The columns that other engines see, with their types."""
         return {**self.schema.types, STREAM_TOMBSTONE: "boolean", EPOCH: "int"}
-
-    @property
-    def hidden(self) -> dict[str, str]:
-        """Columns that files may have and other engines don't see, with their types."""
-        return {name: kind for name, kind in self.stored if name not in _SHOWN_OF_STREAM}
 
 
 @validated
@@ -327,6 +319,7 @@ def stream_view(
             " --to FOLDER.",
             stream=f"lake.{name}",
         )
+    columns = state.declaration.layout.hidden
     return StreamView(
         lake.store,
         name,
@@ -334,9 +327,9 @@ def stream_view(
         str(commit.number),
         state.declaration.columns,
         tuple(files),
+        tuple(column for column in columns if column[0] not in _SHOWN_OF_STREAM),
         tuple(replaced),
         state.declaration.names,
-        state.declaration.layout.hidden,
     )
 
 
@@ -599,10 +592,11 @@ def _read_stream(view: StreamView) -> ViewFiles:
     the columns of their positions.
     """
     files = _without_spans(view.files)
+    hidden = dict(view.hidden)
     if not view.replaced:
-        return ViewFiles(view, files, view.columns, view.hidden)
+        return ViewFiles(view, files, view.columns, hidden)
     condition = arrow_filter(view)
-    return ViewFiles(view, files, view.columns, view.hidden, condition, tuple(POSITION))
+    return ViewFiles(view, files, view.columns, hidden, condition, tuple(POSITION))
 
 
 @validated

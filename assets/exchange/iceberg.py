@@ -631,17 +631,7 @@ def _data_files(
     except (OSError, ValueError) as error:
         if isinstance(view, VersionReader) and isinstance(error, ValueError):
             _check_stored_types(view, [listed[path].stored for path in paths])
-        step = "Check the catalogue's settings for the lake (s3.endpoint, credentials)"
-        if isinstance(view, VersionReader):
-            step += f", and the version itself: adjunct dataset verify {view.dataset}."
-        else:
-            step += ", and read the stream without Iceberg: its error names a damaged file."
-        raise errors.ManifestMismatchError(
-            f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}.",
-            step,
-            dataset=view.dataset,
-            version=view.version,
-        ) from error
+        raise _unreadable_error(view, error) from error
     for file in data_files:
         stored = listed[file.file_path].stored
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
@@ -649,6 +639,24 @@ def _data_files(
                 f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes"
             )
     return data_files
+
+
+def _unreadable_error(view: Held, error: OSError | ValueError) -> errors.AdjunctError:
+    """Return the error for a file of a view that PyIceberg can't read."""
+    what = _describe_view(view)
+    if isinstance(error, OSError) and error.errno in errors.OF_FILES:
+        return errors.file_error(error, error.filename or "/", what)
+    step = "Check the catalogue's settings for the lake (s3.endpoint, credentials)"
+    if isinstance(view, VersionReader):
+        step += f", and the version itself: adjunct dataset verify {view.dataset}."
+    else:
+        step += ", and read the stream without Iceberg: its error names a damaged file."
+    return errors.ManifestMismatchError(
+        f"{what}: a file can't be read by PyIceberg: {error}.",
+        step,
+        dataset=view.dataset,
+        version=view.version,
+    )
 
 
 def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> None:

@@ -84,12 +84,7 @@ class VersionsOverTime:
         spans = version_spans(sealed)
         self._cache = FileCache()
         if not spans:
-            raise DatasetError(
-                f"dataset {dataset!r} has no sealed version that states since when it is valid.",
-                'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed'
-                " from then on.",
-                dataset=dataset,
-            )
+            raise _no_times_error(dataset)
         newest = max([span.version for span in spans], key=attrgetter("number"))
         columns = newest.named_columns
         for span in spans:
@@ -162,6 +157,25 @@ class VersionsOverTime:
             (number == 1).alias(IS_FIRST),
             F.lit(False).alias(TOMBSTONE),
         )
+
+
+def _no_times_error(dataset: str) -> DatasetError:
+    """Return the error for a dataset of which no sealed version states since when it is valid."""
+    return DatasetError(
+        f"dataset {dataset!r} has no sealed version that states since when it is valid.",
+        'Declare valid_from="name", "marker" or a pattern, unless that is done: it applies to'
+        f" versions sealed from then on. Then {give_times(dataset)}. Why versions were rejected:"
+        f" adjunct dataset versions {dataset}.",
+        dataset=dataset,
+    )
+
+
+def give_times(dataset: str) -> str:
+    """Return what to do about versions that were sealed before `valid_from` was declared."""
+    return (
+        f"deliver another version; or delete the dataset (adjunct dataset delete {dataset}"
+        " --reason …) and advance it, which builds all versions again that its input still has"
+    )
 
 
 def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:

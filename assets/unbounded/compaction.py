@@ -362,7 +362,7 @@ def merge_generations(
 @dataclass(frozen=True, slots=True)
 class _Merge:
     """How generations are merged. `horizon` and `pruned_to` are `horizon` and `pruned` of the
-    `MergeResult`.
+    `MergeResult`; with history the horizon is known only once the tombstones are dropped.
 
     `is_ordered` says that the table is ordered by a column, so that a new base keeps the tombstones
     above a horizon.
@@ -433,7 +433,7 @@ def _plan_history_merge(
     limit = _highest(manifest.horizon, horizon)
     edge = history.edge(newest)
     timeline = TimelineOptions(fills_ends=True, edge=edge, forget=limit, compared=version.compared)
-    return _Merge(WriteOptions(what, over_time=timeline), horizon, edge)
+    return _Merge(WriteOptions(what, over_time=timeline), pruned_to=edge)
 
 
 def _highest(*positions: int | None) -> int | None:

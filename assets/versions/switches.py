@@ -109,12 +109,13 @@ class VersionActions:
 
     def rollback(self, to: str | None = None, *, reason: str, by: str) -> BoundedManifest:
         """Serve an earlier version (None: the previous sealed one) until the next version is
-        sealed.
+        sealed. A pin that has expired ends. Raises DatasetError if the dataset is pinned.
         """
         require_audit_fields("rollback", to or "", reason, by)
+        now = self._log.lake.now()
 
         def move_head(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
-            if manifest.pin is not None:
+            if manifest.pin is not None and not manifest.pin.has_expired(now):
                 raise DatasetError(
                     f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by"
                     f" {manifest.pin.by} ({manifest.pin.reason}), so a rollback would change"
@@ -122,7 +123,7 @@ class VersionActions:
                     f"Unpin it first: adjunct dataset unpin {manifest.name} --reason ….",
                     dataset=manifest.name,
                 )
-            return manifest.model_copy(update={"head": ref.id})
+            return manifest.model_copy(update={"head": ref.id, "pin": None})
 
         change = Change(action="rollback", reason=reason)
         return _change_each_member(self._log, to, move_head, change, by=by)

@@ -42,6 +42,7 @@ from dagster_adjunct.resources.tables.presence import (
     Presence,
     find_loss,
     is_emptied,
+    is_same_table,
     merge_presence,
 )
 from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
@@ -195,6 +196,8 @@ class RegisteredTables:
         now = await self._inspect_and_count(table, fence)
         table.has_begun = True
         if now is None:
+            if is_first:
+                await self._store(table, None)
             return
         self.existing.add(table.name)
         is_other = replace(now, runs=None) != replace(table.seen, runs=None)
@@ -289,14 +292,7 @@ class RegisteredTables:
             return
 
         def decide(current: Commit | None) -> dict[str, Any] | None:
-            latest = _presence_in(current)
-            if now is not None and now.exists:
-                latest = merge_presence(latest, now)
-            presence = latest.to_dict() if latest.exists else None
-            body = {**declaration, "presence": presence}
-            if current is not None and current.body == body:
-                return None
-            return body
+            return _registration(current, declaration, now, is_written=table.has_begun)
 
         def store() -> None:
             log = _log(self._lake, table.name)
@@ -409,6 +405,36 @@ def _presence_in(commit: Commit | None) -> Presence:
     if commit is None or commit.body.get("presence") is None:
         return NO_TABLE
     return Presence(exists=True, **commit.body["presence"])
+
+
+def _registration(
+    current: Commit | None, declaration: dict[str, Any], now: Presence | None, *, is_written: bool
+) -> dict[str, Any] | None:
+    """Return what to commit of a table with this declaration, whose store says `now`; None to
+    leave the `current` commit.
+
+    Where applications have written the table as another function, that stays until a run writes
+    this one, or its store says that it is the table that they have written.
+    """
+    latest = _presence_in(current)
+    if _is_written_as_other(current, declaration):
+        if not is_written and not is_same_table(latest, now):
+            return None
+        latest = NO_TABLE  # what that store said
+    if now is not None and now.exists:
+        latest = merge_presence(latest, now)
+    presence = latest.to_dict() if latest.exists else None
+    body = {**declaration, "presence": presence}
+    if current is not None and current.body == body:
+        return None
+    return body
+
+
+def _is_written_as_other(current: Commit | None, declaration: dict[str, Any]) -> bool:
+    """Return whether applications have written a table as another function than is declared."""
+    if current is None or not _presence_in(current).exists:
+        return False
+    return bool(current.body["function"] != declaration["function"])
 
 
 def _place_of(description: dict[str, Any]) -> str:

@@ -640,6 +640,7 @@ class BatchLog:
             reached = _apply_batch(state, intent, self._lake.now())
             update["checkpoint"] = reached.checkpoint
             update["offsets"] = reached.offsets
+            update["given_up"] = None  # the run that opened this batch has undone the one before
         else:
             offsets = state.offsets.with_joined(intent, done=False)
             if intent.restating is not None:

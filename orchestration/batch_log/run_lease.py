@@ -72,7 +72,10 @@ class Process(StoredDocument):
             return False
         if (self.boot, self.namespace) != (here.boot, here.namespace):
             return False
-        started = _read_start(self.pid)
+        try:
+            started = _read_start(self.pid)
+        except OSError:  # such as too many open files
+            return False
         if started:
             return started != self.started
         return not _is_of_another_user(self.pid)
@@ -80,15 +83,13 @@ class Process(StoredDocument):
 
 def this_process() -> Process:
     """Return the identity of this process."""
-    namespace = ""
+    boot = namespace = started = ""
     with suppress(OSError):
+        boot = _read_text("/proc/sys/kernel/random/boot_id")
         namespace = str(Path("/proc/self/ns/pid").readlink())
+        started = _read_start(os.getpid())
     return Process(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        boot=_read_text("/proc/sys/kernel/random/boot_id"),
-        namespace=namespace,
-        started=_read_start(os.getpid()),
+        host=socket.gethostname(), pid=os.getpid(), boot=boot, namespace=namespace, started=started
     )
 
 
@@ -97,7 +98,9 @@ _START_FIELD = 19
 
 
 def _read_start(pid: int) -> str:
-    """Return when a process started, "" if there is none; a zombie counts as none."""
+    """Return when a process started, "" if there is none; a zombie counts as none. Raises OSError
+    if that can't be read.
+    """
     # The command's name, in parentheses, may contain blanks and parentheses.
     _, _, after_name = _read_text(f"/proc/{pid}/stat").rpartition(")")
     fields = after_name.split()
@@ -118,8 +121,8 @@ def _is_of_another_user(pid: int) -> bool:
 
 
 def _read_text(path: str) -> str:
-    """Return the text of a file, "" if it can't be read."""
-    with suppress(OSError):
+    """Return the text of a file, "" if there is none, or its process has ended. Raises OSError."""
+    with suppress(FileNotFoundError, ProcessLookupError):
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     return ""
 
@@ -133,7 +136,8 @@ _RENEWING = 5.0
 _PAUSE = 0.25
 # How often a run that waits for a paused one looks whether its process has ended, in seconds.
 _LONGEST_WAIT = 0.5
-_LONGEST_TICK = 2.0  # of a store's clock, in seconds
+_SHORTEST_TICK = 0.01  # of a store's clock, in seconds
+_LONGEST_TICK = 2.0
 _ATTEMPTS = 3  # to write the lease, though each may have been lost on its way
 _log = logging.getLogger("adjunct.run")
 # Ids of the leases that this process holds; its other leases were left by runs that failed to end
@@ -580,14 +584,18 @@ class RunLease:
     def _read_later_clock(self) -> datetime:
         """Return the time by the store's clock, later than when a run of this application last read
         it: on S3 it has whole seconds.
+
+        Each reading writes an object. With pauses that double, there are ten of them at most.
         """
         last = self._store.head(self._clock_key)
         deadline = Deadline(read_clocks(), _LONGEST_TICK)
+        pause = _SHORTEST_TICK
         while True:
             now = read_store_clock(self._store, self._clock_key)
             if last is None or now != last.modified or deadline.has_passed():
                 return now
-            time.sleep(0.01)
+            time.sleep(pause)
+            pause *= 2
 
     def _busy(self, stored: StoredLease) -> errors.ApplicationBusyError:
         """Return the error for a lease that has not ended while this run waited."""

@@ -514,6 +514,16 @@ def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
 
 
 _VERSION = click.argument("version")
+# What a command has done to a version, by its name.
+_DONE = {
+    "pin": "pinned",
+    "unpin": "unpinned",
+    "rollback": "rolled back to",
+    "revoke": "revoked",
+    "accept": "accepted",
+    "remove-version": "removed",
+    "abandon": "abandoned",
+}
 
 
 def _change_command(
@@ -649,7 +659,7 @@ def _show_change(
         "note": note,
     }
     output.show_json(document)
-    what = f"{action} {version}" if changed else f"{action}: nothing to do"
+    what = f"{_DONE[action]} {version}" if changed else f"nothing to do for {action}"
     output.show_line(f"{store.name}: {what}; {_describe_served(after)}.")
     if note:
         output.show_line(f"{note}.")

@@ -5,7 +5,7 @@ will read again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
 
@@ -140,7 +140,9 @@ def versions_in_open_batches(
                 f"batch {state.given_up} of application {application}, which was abandoned; its"
                 " next run removes it"
             )
-            for dataset, version in _versions_before(lake, application, state.given_up).items():
+            # State tables keep the name of an application that was renamed.
+            owners = {application, state.names.writes_as or application}
+            for dataset, version in _versions_before(lake, owners, state.given_up).items():
                 needed[dataset][version] = why
         if state.open is None:
             continue
@@ -151,15 +153,15 @@ def versions_in_open_batches(
     return needed
 
 
-def _versions_before(lake: Lake, application: str, batch: int) -> dict[str, str]:
-    """Return, by local table, the version before this batch was written to it."""
+def _versions_before(lake: Lake, owners: Collection[str], batch: int) -> dict[str, str]:
+    """Return, by local table of these owners, the version before this batch was written to it."""
     before = {}
     for dataset in list_datasets(lake):
         _, manifest = DatasetLog(lake, dataset).read()
         if manifest is None or manifest.written is None:
             continue
         written = manifest.written
-        is_by_batch = written.application == application and written.batch == batch
+        is_by_batch = manifest.declaration.owner in owners and written.batch == batch
         if is_by_batch and written.before:
             before[dataset] = written.before
     return before

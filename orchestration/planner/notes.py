@@ -48,6 +48,8 @@ from dagster_adjunct.orchestration.planner.planned import (
     PlannedWait,
 )
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.system import LAKE
 from dagster_adjunct.resources.tables.table import AnyTable
 
 
@@ -330,20 +332,11 @@ def check_replaced_rows(app: Application) -> None:
     """Raise PlanningError for records without positions in one input stream that are sent to an
     output table in which results replace earlier ones.
     """
-    # By operator, the input streams and the operators that gave the records their positions.
-    made_of: dict[str, set[str]] = {}
+    made_of = _trace_parts(app)
     for operator in app.operators:
-        spec = operator.spec
-        parts = set()
-        for source in operator.inputs:
-            parts |= made_of[source]
-        if spec.reads is not None:
-            parts = {spec.reads}
-        elif spec.assigns_positions:
-            parts.add(operator.id)
-        made_of[operator.id] = parts
+        parts = made_of[operator.id]
         has_positions_of_one_input = len(parts) == 1
-        table = app.output_tables.get(spec.writes or "")
+        table = app.output_tables.get(operator.spec.writes or "")
         if table is None or table.on_replay != "replace" or has_positions_of_one_input:
             continue
         problem = (
@@ -356,6 +349,45 @@ def check_replaced_rows(app: Application) -> None:
             " table of its own."
         )
         raise PlanningError(problem, step, operator=operator.id)
+
+
+def _trace_parts(app: Application) -> dict[str, set[str]]:
+    """Return, by operator id, the input streams and the operators that gave its records their
+    positions.
+    """
+    made_of: dict[str, set[str]] = {}
+    for operator in app.operators:
+        spec = operator.spec
+        parts = set()
+        for source in operator.inputs:
+            parts |= made_of[source]
+        if spec.reads is not None:
+            parts = {spec.reads}
+        elif spec.assigns_positions:
+            parts.add(operator.id)
+        made_of[operator.id] = parts
+    return made_of
+
+
+def note_merged_records(app: Application) -> Iterator[str]:
+    """Yield a note for each send of merged records of several inputs to a stream of the lake:
+    readers of the latest results need their positions in one.
+    """
+    made_of = _trace_parts(app)
+    for operator in app.operators:
+        stream = operator.spec.writes
+        parts = made_of[operator.id]
+        are_merged = len(parts) > 1 and parts <= app.inputs.keys()
+        if not are_merged or operator.spec.role != "output" or stream is None:
+            continue
+        if split_stream_name(stream).system != LAKE:
+            continue
+        yield (
+            f"{operator.id}: the records of {stream} are merged from {' and '.join(sorted(parts))},"
+            ' and have no positions of one input. So it can\'t be read with epochs="latest", which'
+            " leaves out what a replay has replaced. For that, send what is made of each input to"
+            " a stream of its own."
+        )
 
 
 def name_writers(app: Application, writer: str) -> dict[str, str]:

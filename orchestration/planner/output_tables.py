@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -16,12 +16,16 @@ from dagster_adjunct.resources.errors import (
     AdjunctError,
     PermanentError,
     PlanningError,
+    StreamNotFoundError,
     TransientError,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.output_tables.batches import OutputColumns
 from dagster_adjunct.resources.output_tables.opening import open_output
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.types import is_storable
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import LAKE, StreamSystem
 
 _REPLAYS = {
     "append": "rows of records that are read again come again with a higher __epoch, and the"
@@ -41,6 +45,40 @@ def plan_output_tables(app: Application) -> tuple[PlannedOutputTable, ...]:
             PlannedOutputTable(operator.id, output.name, output.on_replay, replay, streams)
         )
     return tuple(planned)
+
+
+def find_upstream_writers(
+    planned: Sequence[PlannedOutputTable], systems: Mapping[str, StreamSystem]
+) -> tuple[PlannedOutputTable, ...]:
+    """Return the sends to output tables in which results replace rows, with the applications that
+    have written their streams in the lake.
+    """
+    lake = systems.get(LAKE)
+    if not isinstance(lake, LakeStreams):
+        return tuple(planned)
+    found = []
+    for item in planned:
+        upstream: list[str] = []
+        if item.on_replay == "replace":
+            for stream in item.streams:
+                upstream += _list_writers(lake, stream)
+        found.append(replace(item, upstream=tuple(upstream)))
+    return tuple(found)
+
+
+def _list_writers(lake: LakeStreams, stream: str) -> list[str]:
+    """Return texts that name the applications which have written a stream; [] if it is not in the
+    lake, or does not exist.
+    """
+    system, name = split_stream_name(stream)
+    if system != LAKE:
+        return []
+    try:
+        read = lake.state(name).state.read
+    except StreamNotFoundError:  # the plan itself says so
+        return []
+    applications = {reader.partition("@")[0] for reader in read}
+    return [f"application {application} ({stream})" for application in sorted(applications)]
 
 
 def compare_output_table(

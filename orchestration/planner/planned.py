@@ -94,7 +94,9 @@ class PlannedOutputTable:
 
     `replay` describes the effect of reading `streams` again. `changes` are what the next commit
     would create or change; they are None as long as the plan was not compared with the stored
-    table. `unchecked` says what could not be compared, and why. Neither counts in comparisons.
+    table. `unchecked` says what could not be compared, and why. `upstream` names the applications,
+    with the stream of each, whose replays add rows next to those that they replace. None of these
+    counts in comparisons.
     """
 
     operator: str
@@ -104,6 +106,7 @@ class PlannedOutputTable:
     streams: tuple[str, ...]
     changes: tuple[str, ...] | None = field(default=None, compare=False)
     unchecked: str = field(default="", compare=False)
+    upstream: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +246,14 @@ class SparkNeed:
 @dataclass(frozen=True, slots=True)
 class PlannedAdvance:
     """How a dataset is advanced: `needs_spark` says, in noun phrases, why Spark is needed even for
-    few records.
+    few records, and `uses_spark` why it is used for them unless there is no session.
 
     Without any, this process computes small advances, if the application's engine is "auto".
     """
 
     dataset: str
     needs_spark: tuple[str, ...] = ()
+    uses_spark: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

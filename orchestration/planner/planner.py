@@ -62,6 +62,7 @@ from dagster_adjunct.orchestration.planner.columns import (
 )
 from dagster_adjunct.orchestration.planner.output_tables import (
     compare_output_table,
+    find_upstream_writers,
     plan_output_tables,
 )
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -160,7 +161,11 @@ def plan_application(
     catalog.stored_notes = note_stored_datasets(app, systems)
     plan = build_plan(app, catalog, writes_as=writes_as)
     restatements = with_costs(app, plan.late_data.restatements, systems)
-    return replace(plan, late_data=replace(plan.late_data, restatements=restatements))
+    return replace(
+        plan,
+        late_data=replace(plan.late_data, restatements=restatements),
+        output_tables=find_upstream_writers(plan.output_tables, systems),
+    )
 
 
 @_in_words_of_source
@@ -300,6 +305,7 @@ def build_plan(
             *notes.note_table_order(tables),
             *notes.note_marks(app),
             *notes.note_storage(app),
+            *notes.note_merged_records(app),
             *note_nondeterministic_results(app, columns),
             *note_batch_windows(app),
             *note_unproven_columns(app, columns),
@@ -623,16 +629,22 @@ def _iter_queries(dataset: AdjunctDataset) -> Iterator[DatasetSql]:
 
 
 def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
-    """Return, for each dataset except local tables, what needs Spark to advance it, however few
-    records there are.
+    """Return, for each dataset except local tables, what needs or uses Spark to advance it, however
+    few records there are.
     """
     advances = []
     for dataset in app.datasets:
         if not dataset.is_local:
-            advances.append(
-                PlannedAdvance(dataset.name, tuple(_list_spark_needs(dataset, catalog)))
-            )
+            needs = tuple(_list_spark_needs(dataset, catalog))
+            advances.append(PlannedAdvance(dataset.name, needs, _list_spark_uses(dataset)))
     return tuple(advances)
+
+
+def _list_spark_uses(dataset: AdjunctDataset) -> tuple[str, ...]:
+    """Return what is advanced with Spark if there is a session, as noun phrases."""
+    if isinstance(dataset, UnboundedDataset) and dataset.following.history is not None:
+        return ("its history, for which stored rows are read",)
+    return ()
 
 
 def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str]:
@@ -661,8 +673,6 @@ def _list_table_spark_needs(dataset: UnboundedDataset, facts: StreamFacts | None
     following = dataset.following
     if facts is not None and facts.schema is not None:
         yield from list_format_spark_needs(dataset, facts.schema)
-    if following.history is not None:
-        yield "its history, for which stored rows are read"
     if not following.persistent:
         yield "persistent=False, for a table in Spark's cache"
     if following.initial is not None:

@@ -49,7 +49,7 @@ _ITEMS = {
     "advances": ("advance of dataset", "{dataset}"),
 }
 # Members of items that say what is stored now, which is no difference between plans.
-_AS_STORED = ("changes", "unchecked")
+_AS_STORED = ("changes", "unchecked", "upstream")
 _CHANGE_TEXTS = {
     "summary": "does {new}, did {old}",
     "inputs": "takes the records of {new}, took those of {old}",
@@ -556,6 +556,12 @@ def _list_output_tables(plan: PlannedApplication) -> list[str]:
             lines.append(f"  The next commit to {name} changes no columns.")
         if item.unchecked:
             lines.append(f"  NOT COMPARED with the records: {name}. {item.unchecked}")
+        if item.upstream:
+            lines.append(
+                f"  A replay of {' or '.join(item.upstream)} replaces no rows of {name}: it sends"
+                " new records, whose rows come next to the earlier ones. Replay it into a new"
+                " stream and table."
+            )
     return lines
 
 
@@ -624,12 +630,16 @@ def _describe_engine(plan: PlannedApplication) -> list[str]:
 
 def _describe_advance(advance: PlannedAdvance) -> str:
     """Return a line about how a dataset is advanced."""
-    if not advance.needs_spark:
-        return f"  Dataset {advance.dataset}: few records are advanced without Spark."
-    return (
-        f"  Dataset {advance.dataset} is advanced with Spark, because of"
-        f" {'; '.join(advance.needs_spark)}."
-    )
+    dataset = advance.dataset
+    if advance.needs_spark:
+        needs = "; ".join((*advance.needs_spark, *advance.uses_spark))
+        return f"  Dataset {dataset} is advanced with Spark, because of {needs}."
+    if advance.uses_spark:
+        return (
+            f"  Dataset {dataset} is advanced with Spark unless the master is none, because of"
+            f" {'; '.join(advance.uses_spark)}."
+        )
+    return f"  Dataset {dataset}: few records are advanced without Spark."
 
 
 def _cell(value: object) -> str:

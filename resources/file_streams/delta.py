@@ -137,7 +137,7 @@ class DeltaFeed:
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
         files = _open_files(os.getpid(), self.declared.source)
         path = f"{self.declared.source}/{piece.file.path}"
-        with translate_read_errors(path), files.open(piece.file.path) as source:
+        with translate_read_errors(path, piece.file.path), files.open(piece.file.path) as source:
             opened = open_parquet(source)
             in_file = [_file_column(field) for field in opened.schema_arrow]
             yield from TableFile(opened, in_file).records(piece, self.declared, columns)
@@ -145,7 +145,7 @@ class DeltaFeed:
     def cuts(self, file: AdmittedFile) -> Sequence[int]:
         files = _open_files(os.getpid(), self.declared.source)
         path = f"{self.declared.source}/{file.path}"
-        with translate_read_errors(path), files.open(file.path) as source:
+        with translate_read_errors(path, file.path), files.open(file.path) as source:
             return row_group_starts(open_parquet(source))
 
     def has_file(self, path: str) -> bool:
@@ -375,7 +375,7 @@ class _Look(NamedTuple):
         """Return the number of records of a file without statistics."""
         path = self._path_of(one)
         where = f"{self.declared.source}/{path}"
-        with translate_read_errors(where), self.files.open(path) as source:
+        with translate_read_errors(where, path), self.files.open(path) as source:
             return int(open_parquet(source).metadata.num_rows)
 
     def _path_of(self, one: _Added) -> str:

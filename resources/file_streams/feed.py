@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState, FileRetention
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
@@ -53,6 +56,24 @@ class Found:
     waiting: dict[str, str]
     settled: Callable[[], None] | None = None
     more: bool = False
+
+
+@contextmanager
+def naming_large_file(path: str) -> Iterator[None]:
+    """Raise AdmittedFileError for a file that needs more memory than there is: the memory may be
+    too little, or the file so damaged that a length in it asks for more than any machine has.
+    """
+    try:
+        yield
+    except MemoryError as error:  # Arrow's is one
+        reason = errors.first_line(error)
+        raise errors.AdmittedFileError(
+            f"{path} can't be read with the memory that this process has: {reason}.",
+            "Run it with more memory. If a length in the file is damaged, restore it, or go on"
+            f" without its records: adjunct stream set-aside STREAM {shlex.quote(path)} --reason"
+            " ….",
+            file=path,
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

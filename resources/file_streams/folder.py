@@ -23,6 +23,7 @@ from dagster_adjunct.resources.file_streams.feed import (
     FileStreamDeclaration,
     Found,
     KnownFiles,
+    naming_large_file,
 )
 from dagster_adjunct.resources.file_streams.listing import (
     AfterLast,
@@ -388,7 +389,8 @@ class FolderFeed:
         rules = self.declared.rules
         try:
             values = path_values(file.path, self.declared)
-            rows = self._reader.count(file) if file.size else 0  # no bytes: empty, not damaged
+            with naming_large_file(file.path):
+                rows = self._reader.count(file) if file.size else 0  # no bytes: empty, not damaged
         except errors.SourceChangedError:
             return None
         except errors.SchemaMismatchError as error:

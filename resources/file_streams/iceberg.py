@@ -146,14 +146,17 @@ class IcebergFeed:
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
         reader = _open_reader(os.getpid(), self.declared.table, self.declared.source)
         path = piece.file.path
-        with translate_read_errors(path), reader.io.new_input(path).open() as source:
+        with translate_read_errors(path, path), reader.io.new_input(path).open() as source:
             opened = open_parquet(source)
             in_file = list(_file_columns(opened.schema_arrow, reader.names, path))
             yield from TableFile(opened, in_file).records(piece, self.declared, columns)
 
     def cuts(self, file: AdmittedFile) -> Sequence[int]:
         reader = _open_reader(os.getpid(), self.declared.table, self.declared.source)
-        with translate_read_errors(file.path), reader.io.new_input(file.path).open() as source:
+        with (
+            translate_read_errors(file.path, file.path),
+            reader.io.new_input(file.path).open() as source,
+        ):
             return row_group_starts(open_parquet(source))
 
     def has_file(self, path: str) -> bool:

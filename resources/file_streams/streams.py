@@ -23,6 +23,7 @@ from dagster_adjunct.resources.file_streams.feed import (
     FilePiece,
     FileStreamDeclaration,
     Found,
+    naming_large_file,
 )
 from dagster_adjunct.resources.file_streams.log import (
     AdmittedFile,
@@ -615,7 +616,11 @@ def _naming_stream(stream: str) -> Iterator[None]:
     """
     try:
         yield
-    except (errors.AdmittedFileError, errors.SchemaMismatchError) as error:
+    except (
+        errors.AdmittedFileError,
+        errors.SchemaMismatchError,
+        errors.StreamUnavailableError,
+    ) as error:
         step = error.next_step.replace("stream set-aside STREAM ", f"stream set-aside {stream} ")
         step = step.replace("stream admit STREAM.", f"stream admit {stream}.")
         step = step.replace("(lake, STREAM,", f"(lake, {stream!r},")  # of begin_changes_again
@@ -687,7 +692,8 @@ class _PieceReader:
     @contextmanager
     def _locating_errors(self, piece: FilePiece) -> Iterator[None]:
         """Raise errors about the file of a piece as those of an admitted file of this stream."""
-        with _naming_stream(self.stream), _as_admitted(piece.file.path):
+        path = piece.file.path
+        with _naming_stream(self.stream), _as_admitted(path), naming_large_file(path):
             yield
 
 

@@ -7,6 +7,7 @@ library; their rows are read by Arrow, at the admitted places.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from dagster_adjunct.resources.threads import map_in_threads
 OnDelete = Literal["fail", "ignore"]
 Start = Literal["current", "oldest"]
 _THREADS = 16
-_SET_ASIDE = "Go on without its records: adjunct stream set-aside STREAM FILE --reason …."
 _PLACE = "__place"  # a column that keeps the number of records where no other one is read
 _NEW_STREAM = "Read the table as another stream: declare it under another name."
 
@@ -210,15 +210,21 @@ def _constant(text: str | None, kind: str, path: str) -> pa.Array:
 
 
 @contextmanager
-def translate_read_errors(path: str) -> Iterator[None]:
-    """Raise the errors of reading a data file as Adjunct's."""
+def translate_read_errors(path: str, name: str) -> Iterator[None]:
+    """Raise the errors of reading a data file as Adjunct's; `name` is that under which the stream
+    has the file.
+    """
+    set_aside = (
+        "Go on without its records: adjunct stream set-aside STREAM"
+        f" {shlex.quote(name)} --reason …."
+    )
     try:
         yield
     except FileNotFoundError as error:
         raise errors.AdmittedFileError(
             f"{path} is gone, which was admitted: the table's history was expired, or vacuumed,"
             " before its records were read.",
-            f"Keep the history for longer than readers need. {_SET_ASIDE}",
+            f"Keep the history for longer than readers need. {set_aside}",
             file=path,
             rule="expired",
         ) from error
@@ -226,14 +232,17 @@ def translate_read_errors(path: str) -> Iterator[None]:
         reason = errors.first_line(error)
         raise errors.AdmittedFileError(
             f"{path} can't be read as declared: {reason}.",
-            f"Restore the file, or correct the declared types. {_SET_ASIDE}",
+            f"Restore the file, or correct the declared types. {set_aside}",
             file=path,
             rule="damaged",
         ) from error
     except OSError as error:
         reason = errors.first_line(error)
+        step = "Check the store, then run it again."
+        if error.errno is None:  # of Arrow: about the contents, or a request to the store
+            step += f" If the file is damaged, restore it. {set_aside}"
         raise errors.StreamUnavailableError(
-            f"{path} can't be read now: {reason}.", "Check the store, then run it again.", url=path
+            f"{path} can't be read now: {reason}.", step, url=path
         ) from error
 
 

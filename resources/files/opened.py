@@ -28,7 +28,7 @@ def translate_read_errors(where: str, *damage: type[Exception]) -> Iterator[None
         if error.errno is not None:  # of the file system, not of a decoder
             raise file_error(error, error.filename or where, where) from error
         raise damaged_file_error(where, error) from error
-    except (pa.ArrowException, *damage) as error:
+    except (pa.ArrowException, UnicodeDecodeError, *damage) as error:  # names in a footer
         raise damaged_file_error(where, error) from error
 
 

@@ -35,6 +35,7 @@ from dagster_adjunct.resources.key_value.segment import (
 )
 from dagster_adjunct.resources.table_backends.sqlite import (
     file_identity,
+    is_missing,
     prepare_new_file,
     primary_error_code,
     sqlite_file_error,
@@ -524,7 +525,7 @@ class SqliteSegment:
         try:
             connection = self._connections.take()
         except sqlite3.Error as error:
-            if not Path(path).exists():
+            if is_missing(path):
                 raise segment.missing_table_error(self._table, self._label) from error
             raise translate_sqlite_error(error, path, self._label) from error
         try:
@@ -645,7 +646,7 @@ class SqliteSegments:
 
     def delete(self, table: TableId, partitions: int) -> None:
         name = sql_table_name(table)
-        if Path(self.path).exists():
+        if not is_missing(self.path):
             self._change(
                 table, f"DROP TABLE IF EXISTS {name}", f"DROP TABLE IF EXISTS {name}_tokens"
             )
@@ -658,7 +659,7 @@ class SqliteSegments:
         self._change(table, f"CREATE TABLE {sql_table_name(table)}_dry_run (one)", commit=False)
 
     def check_may_delete(self, table: TableId, partitions: int) -> None:
-        if Path(self.path).exists():
+        if not is_missing(self.path):
             self.check_may_seal(table, partitions)
 
     def open(self, table: TableId, partition: int) -> TableSegment:

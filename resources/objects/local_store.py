@@ -175,8 +175,10 @@ class LocalStore(ObjectStore):
     @_translates_os_errors
     def delete(self, key: str) -> None:
         path = self._path(key)
-        if not path.exists():  # don't create the folders of a lock in an empty place
-            return
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return  # don't create the folders of a lock in an empty place
         self._prepare(key)
         with self._lock(key):
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):

@@ -19,7 +19,13 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
+from dagster_adjunct.resources.errors import (
+    OF_FILES,
+    AdjunctError,
+    ConfigurationError,
+    TransientError,
+    file_error,
+)
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
 from dagster_adjunct.resources.package_files import package_file
@@ -171,12 +177,16 @@ def check_java() -> str:
 
 
 def _java_version(java: str | None) -> int | None:
-    """Return the feature release of this Java (17, 21), None if it can't be run or determined."""
+    """Return the feature release of this Java (17, 21), None if it can't be run or determined.
+    Raises ConfigurationError if this process may open no more files.
+    """
     if java is None:
         return None
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    except OSError:
+    except OSError as error:
+        if error.errno in OF_FILES:
+            raise file_error(error, java, "Java's version") from error
         return None
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if match:

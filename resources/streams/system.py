@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import pa, pc
@@ -782,7 +783,7 @@ class NumberedOffsets(StreamSystem):
                 span = OffsetRange(str(part[0]), str(part[-1] + 1))
                 read = self.read_arrow({ssp: span}, columns)
                 records.append(read.filter(pc.is_in(read.column(OFFSET), pa.array(part))))
-        return check_places(f"{self.name}.{stream}", places, pa.concat_tables(records))
+        return check_places(self, stream, places, pa.concat_tables(records))
 
 
 def parse_offset(text: str, what: str) -> int:
@@ -830,30 +831,81 @@ def check_range(
         )
 
 
-def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
-    """Return the records that were read at these places. Raises OffsetOutOfRangeError for a place
-    without a record, and for one that is named twice.
+def check_places(
+    system: StreamSystem, stream: str, places: pa.Table, records: pa.Table
+) -> pa.Table:
+    """Return the records that `system` has read at these places. Raises OffsetOutOfRangeError for
+    a place without a record, and for one that is named twice, and StreamReadError for a record
+    that is at none of them, or that was read twice.
     """
-    # Each record was read once: a place without one, or named twice, would make them fewer.
-    if records.num_rows == places.num_rows:
+    # Each record was read once: a place that is named twice makes them fewer.
+    if _in_order(places).equals(_in_order(records)):
         return records
-    partitions = records.column(PARTITION).to_pylist()
-    found = set(zip(partitions, records.column(OFFSET).to_pylist(), strict=True))
-    named = set()
-    for place in places.to_pylist():
-        partition = place[PARTITION]
-        offset = place[OFFSET]
-        is_missing = (partition, offset) not in found
-        if is_missing:
-            problem = f"{stream}.{partition} has no record at offset {offset}."
+    named = Counter(_list_places(places))
+    read = Counter(_list_places(records))
+    for place, times in read.items():
+        if place not in named or times > 1:
+            raise _foreign_record_error(system, stream, place, is_named=place in named)
+    for place, times in named.items():
+        partition, offset = place
+        if place not in read:
+            problem = f"{system.name}.{stream}.{partition} has no record at offset {offset}."
+        elif times > 1:
+            problem = f"offset {offset} of {system.name}.{stream}.{partition} is named twice."
         else:
-            problem = f"offset {offset} of {stream}.{partition} is named twice."
-        if is_missing or (partition, offset) in named:
-            break
-        named.add((partition, offset))
-    step = "Name offsets of records, each once, as find_records returns them."
-    raise errors.OffsetOutOfRangeError(
-        problem, step, stream=stream, partition=partition, offset=str(offset)
+            continue
+        raise errors.OffsetOutOfRangeError(
+            problem,
+            "Name offsets of records, each once, as find_records returns them.",
+            stream=f"{system.name}.{stream}",
+            partition=partition,
+            offset=str(offset),
+        )
+    return records
+
+
+class _Place(NamedTuple):
+    """Where a record is in a stream."""
+
+    partition: int
+    offset: int
+
+
+def _in_order(records: pa.Table) -> pa.Table:
+    """Return the places of records, in order."""
+    schema = pa.schema([(PARTITION, pa.int64()), (OFFSET, pa.int64())])
+    places = records.select([PARTITION, OFFSET]).cast(schema)
+    return places.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
+
+
+def _list_places(records: pa.Table) -> list[_Place]:
+    """Return the places of records."""
+    columns = (records.column(PARTITION).to_pylist(), records.column(OFFSET).to_pylist())
+    return [_Place(*place) for place in zip(*columns, strict=True)]
+
+
+def _foreign_record_error(
+    system: StreamSystem, stream: str, place: _Place, *, is_named: bool
+) -> errors.StreamReadError:
+    """Return the error for a record that a system should not have returned; `is_named` says that
+    it is wanted, but once.
+    """
+    read_by = f"{type(system).__name__}.read_arrow()"
+    found = f"the record at offset {place.offset} of partition {place.partition}"
+    if is_named:
+        found += " more than once"
+        expected = "each record once"
+    else:
+        expected = "records of the partitions and offsets that were asked for only"
+    return errors.StreamReadError(
+        f"{read_by} of stream system {system.name!r} returned {found}, to a read of single records"
+        f" of {system.name}.{stream}: expected {expected}.",
+        f"Correct {read_by}.",
+        system=system.name,
+        stream=f"{system.name}.{stream}",
+        partition=place.partition,
+        found=found,
+        expected=expected,
     )
 
 

@@ -850,12 +850,15 @@ class SqliteTable(SqlTable[SqliteRequests]):
     def _has_file(self) -> bool:
         """Whether the file exists; TableAccessError if that can't be found out."""
         try:
-            return Path(self.path).exists()
+            Path(self.path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError as error:
             problem = f"{self._label} can't be accessed: {error.strerror}."
             raise errors.TableAccessError(
                 problem, "Use a path that this user may read.", table=self._label
             ) from error
+        return True
 
     def _connect(self, thread: ThreadPoolExecutor, *, make: bool) -> SqliteRequests:
         """Connect in the thread for requests, check the table's columns, and with `make` create a
@@ -995,9 +998,22 @@ def sqlite_file_error(
     return errors.TableAccessError(problem, step, table=label)
 
 
+def is_missing(path: str) -> bool:
+    """Whether there is certainly no file at the path. If that can't be found out, whoever opens it
+    gets the reason.
+    """
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def file_identity(path: str) -> tuple[int, int] | None:
     """The device and inode of the file at the path, which tell whether it was replaced; None if
-    there is no file.
+    there is no file, or it can't be looked at: a new connection then gets the reason.
     """
     try:
         # For each request: a Path takes three times as long.

@@ -77,6 +77,13 @@ def is_emptied(before: Presence, now: Presence) -> bool:
     return before.exists and bool(before.rows) and now.rows is False
 
 
+def is_same_table(before: Presence, now: Presence | None) -> bool:
+    """Whether a table is known to be the one of before, wherever it is stored: it has its id."""
+    if now is None or not now.exists:
+        return False
+    return now.id is not None and now.id == before.id
+
+
 def merge_presence(before: Presence, now: Presence) -> Presence:
     """Return what the lake remembers after a run has reported `now`, while it remembers `before`.
 

@@ -34,6 +34,7 @@ from tests.assets import loads
 from tests.assets.conftest import World
 from tests.assets.loads import Machine, resource
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.resources.small_disks import more_open_files
 
 pytestmark = pytest.mark.lengthy  # dlt writes and moves many files
 
@@ -309,6 +310,20 @@ def test_a_table_with_a_name_of_dlts_own_is_refused(machine: Machine) -> None:
 def test_a_first_replacement_without_rows_and_columns_makes_no_stream(machine: Machine) -> None:
     machine.run(resource([], write_disposition="replace", primary_key="id"))
     assert "raw-orders" not in machine.streams.list_streams()
+
+
+def test_a_file_that_this_process_can_not_open_is_not_gone(tmp_path: Path) -> None:
+    from dagster_adjunct.assets.exchange import dlt_client
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1}')
+    assert dlt_client._read_file(path) == [{"id": 1}]
+    with more_open_files(0), pytest.raises(ConfigurationError) as caught:
+        dlt_client._read_file(path)
+    assert "ulimit -n" in caught.value.next_step
+    path.unlink()
+    with pytest.raises(SchemaMismatchError):
+        dlt_client._read_file(path)
 
 
 def test_nothing_of_dlt_is_imported_before_it_is_used() -> None:

@@ -5,6 +5,7 @@ PyIceberg and DuckDB.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -432,6 +433,20 @@ def test_a_file_that_is_missing_or_not_the_manifests_is_named(planes: Published)
     path.write_bytes(whole)
     planes.register(view)
     assert planes.rows() == [plane(n) for n in range(9)]
+
+
+def test_too_many_open_files_are_no_damage_of_a_version(
+    planes: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = planes.publish([plane(1)])
+
+    def describe(*given: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("pyiceberg.io.pyarrow.parquet_files_to_data_files", describe)
+    with pytest.raises(ConfigurationError) as caught:
+        planes.register(view)
+    assert "ulimit -n" in caught.value.next_step
 
 
 def test_a_hold_is_let_go_by_its_holder_and_not_while_it_settles(planes: Published) -> None:

@@ -130,6 +130,16 @@ def test_every_engine_gives_what_a_read_gives(filled: Filled, epochs: Any) -> No
     )
 
 
+def test_a_view_names_the_hidden_columns_that_its_files_may_have(filled: Filled) -> None:
+    view = stream_view(filled.lake, "s")
+    hidden = dict(view.hidden)
+    assert not hidden.keys() & view.columns.keys()
+    by_hand, *sent = [set(file.open().schema_arrow.names) for file in view.files]
+    assert all(columns >= hidden.keys() for columns in sent)
+    assert all(columns <= {*view.columns, *hidden} for columns in sent)
+    assert by_hand - view.columns.keys() == {"__row", "__timestamp"}  # it has no positions
+
+
 def test_views_of_one_stream_in_a_connection_keep_their_epochs(filled: Filled) -> None:
     filled.send(2, 6, 1)
     connection = duckdb.connect()

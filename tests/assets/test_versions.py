@@ -98,6 +98,16 @@ def test_an_expired_pin_ends_at_the_next_advance(planes: World) -> None:
     assert failure.value.argument == "expires_at"
 
 
+def test_an_expired_pin_ends_at_a_rollback(planes: World) -> None:
+    for number in (1, 2, 3):
+        deliver(planes, f"v{number}", number)
+    pin_that_has_ended(store(planes), "v1")
+    store(planes).rollback("v2", **WHY)
+    manifest = store(planes).require_manifest()
+    assert (seats(planes), manifest.pin) == (2, None)
+    assert store(planes).history()[0].action == "rollback"
+
+
 def test_a_pin_that_would_have_ended_already_is_refused(planes: World) -> None:
     deliver(planes, "v1", 1)
     with pytest.raises(ConfigurationError) as failure:

@@ -24,6 +24,7 @@ from dagster_adjunct.assets.rebucketing import repartition_versions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.assets.versions.leases import list_leases
+from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -189,6 +190,32 @@ def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) ->
             "planes", "v3", producer="m", sequence=9, valid_from=dt.datetime(2026, 1, 1)
         )
     assert caught.value.argument == "valid_from"
+
+
+@pytest.mark.parametrize("delivers", [True, False])
+@pytest.mark.parametrize("files", [True, False])
+def test_times_declared_after_the_first_versions_need_other_versions_or_the_same_again(
+    place: Place, files: bool, delivers: bool
+) -> None:
+    deliver = place.write if files else place.send
+    deliver("2026-01-01", {"N1": 1})
+    assert "valid_from" not in place.advance(place.dataset(None, files=files)).note
+    spec = place.dataset("name", files=files)
+    for _ in range(2):
+        report = place.advance(spec)
+        assert report.action == "up-to-date"
+        assert "adjunct dataset delete planes" in report.note
+        with pytest.raises(DatasetError) as refused:
+            place.reader()
+        assert "adjunct dataset delete planes" in refused.value.next_step
+    if delivers:
+        deliver("2026-01-03", {"N1": 2})
+        expected = ["2026-01-03"]
+    else:
+        delete_dataset(place.lake, "planes", reason="as it says", by="test")
+        expected = ["2026-01-01"]
+    assert place.advance(spec).note == ""
+    assert [name for name, _, _ in place.spans()] == expected
 
 
 AHEAD, BEHIND = (dt.timezone(dt.timedelta(hours=hours)) for hours in (1, -1))

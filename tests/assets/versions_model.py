@@ -187,8 +187,9 @@ class Model:
 
     def rollback(self, name: str | None) -> None:
         to = self.before(self.head) if name is None else self.find(name, sealed=True)
-        if to is None or self.pin is not None:
+        if to is None or (self.pin is not None and not self.pin_ends):
             raise Refused
+        self.unpin()
         self.head = to
 
     def before(self, number: int | None) -> int | None:

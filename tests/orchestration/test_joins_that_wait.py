@@ -137,6 +137,44 @@ def test_a_record_waits_until_the_dataset_knows_its_time(world: World) -> None:
     assert world.results() == {1: 11}
 
 
+def test_the_latest_results_of_a_chain_are_known_once_no_record_waits(world: World) -> None:
+    world.streams.create("in", schema=FACTS, key=["k"], partitions=world.partitions)
+    first = Application("first", engine="auto")
+    first.input_stream("lake.in", default_offset="oldest").send_to(
+        first.output_stream("lake.facts", partitions=world.partitions, key="k")
+    )
+    world.send("prices", ("a", 0, 10), ("a", 2, 11), ("b", 2, 20), ("c", 2, 30))
+    world.clock.forward(minutes=3)
+    world.send("in", ("a", 1, 1))
+    world.run_app(first)
+    world.run()
+    world.send("in", ("a", 4, 2))  # waits for the prices
+    world.run_app(first)
+    Startpoints(first, lake=world.lake).request(
+        "lake.in", StartpointOldest(), by="me", reason="a test"
+    )
+    world.run_app(first)
+
+    def read(epochs: Any) -> list[dict[str, Any]]:
+        whole = world.streams.all_ranges("out")
+        table = world.streams.read_arrow(whole, ["n", "v"], epochs=epochs)
+        return table.select(["n", "v", "__epoch"]).to_pylist()
+
+    for _ in range(2):  # however often it runs
+        assert len(world.run().event_time.held) == 1
+        with pytest.raises(ConfigurationError) as refused:
+            read("latest")
+        assert refused.value.stream == "lake.out"
+        assert "adjunct checkpoint show" in refused.value.next_step
+        assert read("all") == [{"n": 1, "v": 10, "__epoch": 0}]
+    world.send("prices", ("a", 3, 12), ("a", 6, 13), ("b", 6, 21), ("c", 6, 31))
+    world.clock.forward(minutes=6)
+    world.run()
+    newest = {row["n"]: row for row in sorted(read("all"), key=lambda row: row["__epoch"])}
+    assert sorted(read("latest"), key=lambda row: row["n"]) == [newest[1], newest[2]]
+    assert (newest[1]["__epoch"], newest[2]["v"]) == (1, 12)
+
+
 def early(report: StepReport) -> int:
     return report.counters.get("join-2-prices", {}).get("early", 0)
 

@@ -23,11 +23,13 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, undo_batch
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.expire import (
     expire_versions,
     versions_in_open_batches,
 )
+from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import DatasetError, StillReadError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -168,6 +170,30 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     with pytest.raises(DatasetError):
         world.held(begun)
     assert world.held() == {"a": 2, "b": 1, "c": 2}
+
+
+def test_what_it_is_taken_out_to_stays_also_if_its_application_is_renamed(world: World) -> None:
+    with RunLease(world.lake, "app", "run", Claim(wait=timedelta(0))):
+        begun = world.begin(3)
+    world.batch(3, ("b", 3), begun=begun)
+    BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
+    rename_application(world.lake, "app", "other", reason="a test", by="me")
+    compact_dataset(world.lake, "counts", spark=IN_PROCESS, by="me", level="major")
+    expire_versions(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    undo_batch(Runtime(world.lake, {}, IN_PROCESS, "run"), "counts", "other", 3)
+    assert world.held() == {"a": 2, "b": 1, "c": 2}
+
+
+def test_a_batch_that_is_skipped_leaves_none_to_be_taken_out(world: World) -> None:
+    log = BatchLog(world.lake, "app")
+    world.batch(3, ("b", 3), begun=world.begin(3))
+    log.abandon(reason="a test", by="me", skip=False)
+    assert log.read().state.given_up == 3
+    undo_batch(Runtime(world.lake, {}, IN_PROCESS, "run"), "counts", "app", 3)  # as a run begins
+    world.batch(4, ("b", 4), begun=world.begin(4))
+    log.abandon(reason="a test", by="me", skip=True)
+    assert log.read().state.given_up is None
+    assert world.held() == {"a": 2, "b": 4, "c": 2}
 
 
 def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(world: World) -> None:

@@ -30,6 +30,7 @@ from dagster_adjunct.exchange import DeltaLakeTable, IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.lineage import find_outputs
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, asset_subject
+from dagster_adjunct.orchestration.planner.planned import PlannedOutputTable
 from dagster_adjunct.orchestration.planner.planner import compare_output_tables, plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.delta import delta_options, delta_place
@@ -515,10 +516,8 @@ def test_a_batch_of_another_lake_is_refused_also_if_its_number_is_higher(
 # -- replays
 
 
-def replay(world: StepWorld, app: Application) -> None:
-    Startpoints(app, lake=world.lake).request(
-        "lake.orders", StartpointOldest(), by="test", reason="test"
-    )
+def replay(world: StepWorld, app: Application, stream: str = "lake.orders") -> None:
+    Startpoints(app, lake=world.lake).request(stream, StartpointOldest(), by="test", reason="test")
     world.run(app)
 
 
@@ -624,6 +623,34 @@ def test_a_replay_replaces_in_a_table_that_another_application_appends_to(
     assert target.ids() == both
     replay(world, app)
     assert target.ids() == both
+
+
+def test_a_plan_says_whose_replays_add_rows_to_a_table_that_replaces_them(
+    world: StepWorld, target: Target
+) -> None:
+    def planned() -> PlannedOutputTable:
+        (sent,) = plan_application(app, systems=world.systems).output_tables
+        return sent
+
+    world.streams.create("raw", schema=Schema.of(_NESTED), key=["id"], partitions=3)
+    first = Application("first", engine="auto")
+    first.input_stream("lake.raw", default_offset="oldest").send_to(
+        first.output_stream("lake.orders", partitions=3, key="id")
+    )
+    app = declare(target, on_replay="replace")
+    assert planned().upstream == ()
+    send(world, *range(10), stream="raw")
+    world.run(first)
+    world.run(app)
+    assert planned().upstream == ("application first (lake.orders)",)
+    text = plan_application(app, systems=world.systems).render()
+    assert "A replay of application first (lake.orders) replaces no rows of" in text
+    assert plan_application(declare(target), systems=world.systems).output_tables[0].upstream == ()
+    assert target.ids() == expected(*range(10))
+    replay(world, first, "lake.raw")
+    world.run(app)
+    # as the docs and the plan say
+    assert target.ids() == sorted(expected(*range(10)) * 2)
 
 
 def test_a_plan_says_that_a_table_keeps_its_partitions(world: StepWorld, target: Target) -> None:

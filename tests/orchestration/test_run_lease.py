@@ -41,6 +41,7 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectInfo
 from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
+from tests.resources.small_disks import more_open_files
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 AT_ONCE = Claim(wait=timedelta(0))
@@ -141,6 +142,15 @@ def test_a_process_that_proc_hides_from_other_users_is_not_dead(
     monkeypatch.setattr(module, "_read_start", lambda pid: "")
     monkeypatch.setattr(module.os, "kill", kill)
     assert hidden.is_dead() is not exists
+
+
+def test_a_process_is_not_dead_because_nothing_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = this_process()
+    monkeypatch.setattr(module, "this_process", lambda: here)
+    with more_open_files(0):
+        assert not here.is_dead()
 
 
 def test_a_process_that_waits_for_its_parent_only_is_dead() -> None:
@@ -366,7 +376,13 @@ def test_each_take_of_the_lease_has_a_greater_epoch_also_after_it_was_deleted(la
 
 
 class _WholeSeconds(InMemoryStore):
-    """A store whose clock has whole seconds, as that of S3."""
+    """A store whose clock has whole seconds, as that of S3. It counts what writes its clock."""
+
+    clocks_read = 0
+
+    def put(self, key: str, data: bytes) -> str:
+        self.clocks_read += key.endswith("/clock")
+        return super().put(key, data)
 
     def head(self, key: str) -> ObjectInfo | None:
         found = super().head(key)
@@ -386,6 +402,18 @@ def test_takes_within_one_tick_of_the_clock_of_the_store_have_other_epochs() -> 
             epochs.append(held.fence.epoch)
         lake.store.delete(KEY)
     assert epochs == sorted(set(epochs))
+
+
+@pytest.mark.lengthy
+def test_the_next_tick_of_the_clock_of_the_store_takes_few_requests() -> None:
+    store = _WholeSeconds()
+    lake = lake_in(store)
+    with lease(lake):
+        pass
+    lake.store.delete(KEY)
+    store.clocks_read = 0
+    with lease(lake):
+        assert store.clocks_read <= 10
 
 
 def end_the_wait(lake: Lake) -> Callable[[str], None]:

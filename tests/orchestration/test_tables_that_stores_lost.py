@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ from dagster_adjunct.errors import (
     TableReplacedError,
 )
 from dagster_adjunct.orchestration.application import table_registry
-from dagster_adjunct.orchestration.application.table_registry import reset_table
+from dagster_adjunct.orchestration.application.table_registry import (
+    open_registered_table,
+    reset_table,
+)
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.segment import SegmentBackend
@@ -41,6 +45,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.table_backends.postgres import PostgresTable
 from dagster_adjunct.resources.table_backends.redis import RedisTable
 from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
@@ -387,6 +392,41 @@ def test_another_schema_without_the_table_names_both_places(
     assert "schema='elsewhere'" in refused.value.problem
     assert "schema='public'" in refused.value.problem
     assert postgres_server.execute("SELECT to_regnamespace('elsewhere') IS NULL") == [(True,)]
+
+
+def test_a_run_without_a_batch_does_not_say_that_another_store_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = TableRuns(tmp_path, sqlite_losing(None, tmp_path).store)  # type: ignore[arg-type]
+    runs.send(("a", 1))
+    runs.run()
+    monkeypatch.delenv("NO_SUCH_DSN", raising=False)
+    for where in ({"dsn_env": "NO_SUCH_DSN"}, {"connect": {"host": "127.0.0.1", "port": 9}}):
+        runs.store = partial(PostgresTable, "totals", "id", columns=COLUMNS, **where)
+        assert runs.run().step.batches == 0
+        with BlockingTable(open_registered_table(runs.lake, "totals")) as written:
+            assert written.get("a") == {"id": "a", "total": 1}
+    runs.store = lambda: SqliteTable(tmp_path / "b.sqlite", "totals", "id", columns=COLUMNS)
+    runs.send(("a", 10))
+    with pytest.raises(TableNotFoundError) as refused:
+        runs.run()
+    assert str(tmp_path / "state.sqlite") in refused.value.problem
+
+
+def test_a_table_in_a_store_that_says_nothing_is_written_with_the_first_batch(
+    tmp_path: Path,
+) -> None:
+    runs = TableRuns(tmp_path, sqlite_losing(None, tmp_path).store)  # type: ignore[arg-type]
+    runs.send(("a", 1))
+    runs.run()
+    runs.store = lambda: MemoryTable("says-nothing")
+    runs.run()
+    with BlockingTable(open_registered_table(runs.lake, "totals")) as written:
+        assert written.get("a") == {"id": "a", "total": 1}
+    runs.send(("a", 10))
+    runs.run()
+    with BlockingTable(open_registered_table(runs.lake, "totals")) as written:
+        assert written.get("a") == {"total": 10}
 
 
 def test_an_older_copy_of_the_file_is_an_error_until_it_is_accepted(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ class LakeFinds(LakeReads):
 
         found = map_in_threads(read, self._find_rows(stream, state, places))
         records = pa.concat_tables([form.schema.empty_table(), *chain.from_iterable(found)])
-        return check_places(f"{self.name}.{stream}", places, records)
+        return check_places(self, stream, places, records)
 
     def count_files(self, stream: str, places: pa.Table) -> int:
         """Return how many files have the records at these places."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from dagster_adjunct.resources.bucketing.hashing import spark_hash
-from dagster_adjunct.resources.errors import ObjectExistsError, ObjectNotFoundError
+from dagster_adjunct.resources.errors import ObjectExistsError, ObjectNotFoundError, file_error
 from dagster_adjunct.resources.lazy_modules import np, pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import staged_file_errors
@@ -219,7 +219,8 @@ def look_up(
     """Return the rows of a segment that have one of these keys, by partition, in order; None if the
     segment has no index that can be read.
 
-    The columns of the wanted keys have the order of `key`.
+    The columns of the wanted keys have the order of `key`. Errors of this process or machine are
+    raised: they say nothing about the index.
     """
     name = index_key(files, segment, key)
     info = files.store.head(name)
@@ -227,7 +228,13 @@ def look_up(
         return None
     try:
         places = _find_places(open_object(files.store, name, info.size), key, wanted)
-    except (ObjectNotFoundError, pa.ArrowException, OSError):
+    except pa.ArrowCancelled:
+        raise
+    except OSError as error:
+        if error.errno is not None:  # of the system: Arrow's own about contents have none
+            raise file_error(error, files.store.url, f"index {name!r}") from error
+        return None
+    except (ObjectNotFoundError, pa.ArrowException):
         return None
     firsts = _first_places(segment)
     # Where the places of each partition begin, and those of the last one end.

@@ -41,6 +41,7 @@ from dagster_adjunct.resources.streams.system import (
     SystemStreamPartition,
 )
 
+_BY_EPOCH = "Compare the records by __epoch, which adds up along the chain."
 EVERY_EPOCH = 2**31 - 1
 """The epoch of ranges whose results are replaced in all epochs: higher than each of these."""
 
@@ -255,7 +256,7 @@ def find_replaced_results(
         problem = (
             f'stream {stream!r}: epochs="latest" needs the source position of every record, and'
             f" {unknown} records have none: no application sent them, or one made them of several"
-            " inputs (merge)."
+            " inputs (merge) or records (a window, a join of streams)."
         )
         step = (
             'Read them all as latest (without_position="keep"), those that a replay has sent again'
@@ -299,7 +300,7 @@ def _find_upstream_replacements(
             stream,
             f"some are results of records of {', '.join(sorted(unknown))} that a replay had"
             " replaced, and which these are is not known here",
-            "Compare the records by __epoch, which adds up along the chain.",
+            _BY_EPOCH,
         )
     return replaced
 
@@ -343,9 +344,12 @@ def _find_replaced_upstream(
             f" {', '.join(behind[:3])}): earlier results would be missing before the later ones"
             " exist"
         )
-        raise _ambiguous_error(
-            stream, why, f"Run {application!r} until it has caught up, then read again."
+        step = (
+            f"Run {application!r} until it has read all, then read again. If records wait for a"
+            " dataset (adjunct checkpoint show MODULE:APP lists them), it reads them once the"
+            f" dataset has advanced past their time, or they have waited long enough. {_BY_EPOCH}"
         )
+        raise _ambiguous_error(stream, why, step)
     if any(above.oldest):
         why = (
             f"{name} was replayed, but retention has dropped records that are needed to find"

@@ -160,6 +160,22 @@ def test_what_cannot_be_undone_asks_at_a_terminal(
     assert "can't be undone" not in silent.output
 
 
+def test_each_command_says_in_a_sentence_what_it_has_done(world: World) -> None:
+    v1, v2, v3 = (ids(world)[name] for name in ("v1", "v2", "v3"))
+    for arguments, sentence in {
+        ("pin", "planes", "v1"): f"planes: pinned {v1}; {v1} (v1) is served now, pinned.",
+        ("unpin", "planes"): f"planes: unpinned {v1}; {v2} (v2) is served now.",
+        ("rollback", "planes"): f"planes: rolled back to {v1}; {v1} (v1) is served now.",
+        ("accept", "planes", "v3"): f"planes: accepted {v3}; {v3} (v3) is served now.",
+        ("revoke", "planes", "v3"): f"planes: revoked {v3}; {v1} (v1) is served now.",
+        ("remove-version", "planes", "v3"): f"planes: removed {v3}; {v1} (v1) is served now.",
+        ("abandon", "planes", "v9"): f"planes: abandoned v9; {v1} (v1) is served now.",
+    }.items():
+        assert printed(world, *arguments, *WHY).splitlines() == [sentence]
+    idle = printed(world, "unpin", "planes", *WHY)
+    assert idle.splitlines() == [f"planes: nothing to do for unpin; {v1} (v1) is served now."]
+
+
 def test_revoke_force_and_drop(world: World) -> None:
     assert document(world, "revoke", "planes", "v2", *WHY)["served"] == ids(world)["v1"]
     assert "revoked" in refused(world, "rollback", "planes", "v2", *WHY)

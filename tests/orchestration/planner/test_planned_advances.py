@@ -89,7 +89,6 @@ def follow(stream: str = "lake.rows", **declared: Any) -> AdjunctDataset:
             "the form of its changes (Maxwell envelopes",
         ),
         (follow("kafka.rows", changes=Upserts()), "stream system 'kafka'"),
-        (follow(history=dt.timedelta(days=1)), "its history"),
         (follow(initial=ParquetSnapshot("export")), "its bulk snapshot"),
         (follow(persistent=False), "persistent=False"),
         (
@@ -133,6 +132,18 @@ def test_the_plan_says_what_each_kind_of_dataset_needs_to_advance(
     assert said_messages in plan.render()
     assert "Dataset d is advanced" not in plan_of(dataset, engine="spark").render()
     assert ExecutionPlan.from_json(plan.to_json()) == plan
+
+
+def test_a_history_is_advanced_with_spark_only_if_there_is_a_session() -> None:
+    plan = plan_of(follow(history=dt.timedelta(days=1)))
+    (advance,) = plan.engine.advances
+    assert (advance.needs_spark, len(advance.uses_spark)) == ((), 1)
+    assert "Dataset d is advanced with Spark unless the master is none" in plan.render()
+    assert ExecutionPlan.from_json(plan.to_json()) == plan
+    (other,) = plan_of(
+        follow("kafka.rows", changes=Upserts(), history=dt.timedelta(days=1))
+    ).engine.advances
+    assert (len(other.needs_spark), len(other.uses_spark)) == (1, 1)
 
 
 def test_local_tables_are_written_and_not_advanced() -> None:

@@ -63,6 +63,25 @@ LYING: dict[str, tuple[Callable[[Inputs], MessageStream], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("make", "target", "is_noted"),
+    [
+        (lambda s: s("a").merge(s("b")), "lake.out", True),
+        (lambda s: s("a").merge(s("b")).filter("v > 0").partition_by("v"), "lake.out", True),
+        (lambda s: s("a").merge(s("b")), "kafka.out", False),
+        (lambda s: s("a").filter("v > 0").merge(s("a").filter("v < 0")), "lake.out", False),
+        (lambda s: s("kafka.a"), "lake.out", False),
+    ],
+)
+def test_the_plan_notes_that_merged_records_have_no_positions_of_one_input(
+    make: Callable[[Inputs], MessageStream], target: str, is_noted: bool
+) -> None:
+    app, stream = application()
+    send = make(stream).send_to(app.output_stream(target, partitions=4, key="k"))
+    notes = [note for note in build_plan(app, ALL).notes if 'epochs="latest"' in note]
+    assert [note.partition(":")[0] for note in notes] == [send.operator] * is_noted
+
+
 @pytest.mark.parametrize("case", LYING)
 def test_records_lie_as_all_inputs_do(case: str) -> None:
     make, by = LYING[case]

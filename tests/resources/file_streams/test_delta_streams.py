@@ -230,6 +230,24 @@ def test_a_log_that_was_cleaned_up_before_it_was_read_is_an_error(delta: DeltaLa
     assert ids(delta.stream(start="oldest").rows()) == [0, 1, 2, 3, 4]
 
 
+def test_a_damaged_file_is_named_and_can_be_set_aside(delta: DeltaLab) -> None:
+    delta.write(some(0, 1))
+    stream = delta.stream()
+    stream.rows()
+    (file,) = stream.system.file_log(stream.short).files(stream.state())
+    path = Path(delta.place()) / file.path
+    data = bytearray(path.read_bytes())
+    data[4:40] = b"\xff" * 36  # the header of its first page
+    path.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(errors.AdjunctError) as caught:
+            stream.table()
+        assert f"set-aside {stream.name} {file.path} --reason" in caught.value.next_step
+    stream.system.set_aside(stream.short, file.path, reason="damaged")
+    delta.write(some(3))
+    assert stream.table().column("__offset").to_pylist() == [2]
+
+
 def test_vacuumed_files_are_named_and_can_be_set_aside(delta: DeltaLab) -> None:
     delta.write(some(0, 1))
     stream = delta.stream()

@@ -394,6 +394,43 @@ def test_pages_of_a_parquet_file_that_are_damaged_are_an_error_that_helps(
     assert numbers(system) == []
 
 
+@pytest.mark.parametrize("when", ["admission", "read"])
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 2147483647")])
+def test_a_file_that_asks_for_too_much_memory_is_named_and_can_be_set_aside(
+    when: str, error: MemoryError, tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    pq.write_table(pa.table({"n": pa.array([1, 2, 3])}), folder / "a file.parquet")
+    pq.write_table(pa.table({"n": pa.array([4])}), folder / "b.parquet")
+    rules = FileRules(damaged="set-aside")  # it may not be damaged
+    file_stream("clicks", str(folder), format="parquet", schema="n bigint", rules=rules)
+    system = FolderStreams(lake)
+    if when == "read":
+        assert system.admit("clicks").next == 4
+    method = "__init__" if when == "admission" else "iter_batches"
+    make = getattr(pq.ParquetFile, method)
+
+    def too_large(self: pq.ParquetFile, *given: Any, **options: Any) -> Any:
+        made = make(self, *given, **options)
+        if self.metadata.num_rows == 3:
+            raise error
+        return made
+
+    def read() -> list[int]:
+        system.admit("clicks")
+        return numbers(system)
+
+    monkeypatch.setattr(pq.ParquetFile, method, too_large)
+    for _ in range(2):
+        with pytest.raises(errors.AdmittedFileError) as caught:
+            read()
+        assert (caught.value.file, caught.value.stream) == ("a file.parquet", "files.clicks")
+        assert "set-aside files.clicks 'a file.parquet' --reason" in caught.value.next_step
+    system.set_aside("clicks", "a file.parquet", reason="a length in it is damaged")
+    assert read() == [4]
+
+
 def test_nothing_that_is_not_there_is_set_aside(landing: LocalLanding, lake: Lake) -> None:
     system = clicks(landing, lake)
     for _ in range(2):

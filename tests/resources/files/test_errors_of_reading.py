@@ -31,6 +31,7 @@ PLANES = Schema.of(tailnum="string")
     [
         (pa.ArrowInvalid("not a Parquet file"), SchemaMismatchError),
         (OSError("Couldn't deserialize thrift"), SchemaMismatchError),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), SchemaMismatchError),
         (EOFError(), SchemaMismatchError),
         (pa.ArrowMemoryError("malloc failed"), pa.ArrowMemoryError),
         (MemoryError(), MemoryError),

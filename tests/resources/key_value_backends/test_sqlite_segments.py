@@ -222,6 +222,22 @@ def test_a_file_of_others_becomes_write_ahead_while_they_use_it(tmp_path):
         assert connection.execute("SELECT count(*) FROM theirs").fetchone() == (0,)
 
 
+def test_a_file_that_can_not_be_looked_at_is_not_missing(tmp_path):
+    segments = SqliteSegments(tmp_path / ("x" * 300))  # the name is too long
+    table = new_table_id()
+    for use in (
+        lambda: handle_of(segments, table).get([APPLE]),
+        lambda: segments.delete(table, 1),
+        lambda: segments.check_may_delete(table, 1),
+    ):
+        with pytest.raises(TableAccessError):
+            use()
+    missing = SqliteSegments(tmp_path / "missing.sqlite")
+    with pytest.raises(TableNotFoundError):
+        handle_of(missing, table).get([APPLE])
+    missing.delete(table, 1)
+
+
 # Processes and threads
 
 

@@ -100,7 +100,7 @@ def _records(ranges: Ranges) -> pa.Table:
             "__partition": pa.array(partitions, pa.int32()),
             "__offset": pa.array(offsets, pa.int64()),
             "__timestamp": pa.array([0] * count, pa.timestamp("us", tz="UTC")),
-            "__tombstone": pa.array([False] * count),
+            "__tombstone": pa.array([False] * count, pa.bool_()),
             "__epoch": pa.array([0] * count, pa.int32()),
         }
     )
@@ -166,6 +166,25 @@ def test_offsets_may_have_gaps_if_the_system_says_so() -> None:
     with pytest.raises(StreamReadError) as caught:
         read_table(Counted(lambda table: table.slice(0, 0)), one)
     assert (caught.value.partition, caught.value.found) == (1, "0 records")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "partition"),
+    [
+        (lambda table: pa.concat_tables([table, table]), 0),
+        # the system does not look at the ranges
+        (lambda table: _records(RANGES) if table.num_rows else table, 1),
+    ],
+)
+def test_records_too_many_are_errors_of_the_system_that_read_them(
+    spoil: Any, partition: int
+) -> None:
+    places = pa.table({"__partition": pa.array([0], pa.int32()), "__offset": pa.array([1])})
+    assert MemoryStreams().read_records("readings", places).num_rows == 1
+    with pytest.raises(StreamReadError) as caught:
+        MemoryStreams(spoil).read_records("readings", places)
+    error = caught.value
+    assert (error.system, error.stream, error.partition) == ("memory", "memory.readings", partition)
 
 
 def test_markers_of_a_lake_stream_are_no_lost_records(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -362,6 +363,23 @@ def test_an_index_with_damaged_keys_is_not_used(lake: Lake, clock: Clock) -> Non
             flipped = bytes([data[damaged] ^ 1])
             lake.store.put(key, data[:damaged] + flipped + data[damaged + 1 :])
             assert ids(streams, plane=["N3", "N4"]) == expected
+
+
+class _OutOfFiles(InMemoryStore):
+    """A store that can't open indexes: too many files are open."""
+
+    def get(self, key: str) -> Any:
+        if "/_keys-" in key:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().get(key)
+
+
+def test_an_index_that_this_process_can_not_open_is_not_missing(clock: Clock) -> None:
+    streams = filled(lake_in(_OutOfFiles()), clock, find_by=["plane"])
+    streams.maintain("s")
+    with pytest.raises(ConfigurationError) as caught:
+        ids(streams, plane=["N3"])
+    assert "ulimit -n" in caught.value.next_step
 
 
 def test_keys_with_equal_hashes_are_told_apart(
