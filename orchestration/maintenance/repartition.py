@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -49,8 +50,8 @@ class RepartitionReport(Report):
     """What a repartitioning did, or (`dry_run`) would do. `rows` are records.
 
     `carried` applications and `datasets` continue at their positions; `affected` are readers whose
-    next run fails, which only a forced repartitioning accepts; `blocking` are readers that none
-    accepts.
+    next run fails, or which can't restate their results any more: only a forced repartitioning
+    accepts them. `blocking` are readers that none accepts.
     """
 
     name: str
@@ -89,9 +90,10 @@ def repartition_stream(
     The order of each key's records is kept, and markers stay between the same records. Offsets
     start again at 0; applications, datasets and named readers that have read all of it continue
     with later records. Raises StillReadError while an open batch reads or writes it or a startpoint
-    waits on it, and, unless `force`, while a reader or dataset has not read all of it; after a
-    forced rewrite their next run fails with advice. Raises ConfigurationError for a stream without
-    key, or with markers that differ between partitions.
+    waits on it, and, unless `force`, while a reader or dataset has not read all of it, or an
+    application restates its results (`restate=`): after a forced rewrite the next run of the former
+    fails with advice, and results of the latter are not restated. Raises ConfigurationError for a
+    stream without key, or with markers that differ between partitions.
     """
     streams = LakeStreams(lake)
     require_reason(reason, f"stream {name!r}", "repartitioned", stream=f"lake.{name}")
@@ -121,8 +123,9 @@ def repartition_stream(
             " --reason …) or take back startpoints (adjunct startpoint clear MODULE:APP"
             f" lake.{name} --reason …), and repeat it.",
             "Run the readers that have not read all of it, and repeat it. Or force it (--force,"
-            " force=True): no record is lost or read twice, and the readers' next run fails with"
-            " advice.",
+            " force=True): no record is lost or read twice, the next run of such a reader fails"
+            " with advice, and results that can't be restated any more stay as they are, until a"
+            " startpoint (--oldest) lets the application read all again.",
             force=force,
             stream=f"lake.{name}",
         )
@@ -195,6 +198,7 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> _StreamReader
             blocking.append(used)
         elif _has_read_all(app_state, name, state):
             carried.append(application)
+            affected += _describe_lost_restatements(application, app_state)
         elif app_state.has_position_in(stream):
             affected.append(f"application {application} has not read all of it")
         if _has_waiting_startpoint(lake, application, stream):
@@ -233,6 +237,17 @@ def _describe_use(
     if has_pending_startpoints(app_state, stream):
         return f"a startpoint of application {application} is being followed in it"
     return ""
+
+
+def _describe_lost_restatements(application: str, app_state: ApplicationState) -> Iterator[str]:
+    """Yield that an application can't restate its results of what it has read of the stream, if it
+    restates results.
+    """
+    if app_state.offsets.joined or app_state.offsets.restated:
+        yield (
+            f"application {application} restates results when datasets change (restate=), which it"
+            " can't for records of this stream that it has read before"
+        )
 
 
 def _has_read_all(app_state: ApplicationState, name: str, state: StreamState) -> bool:

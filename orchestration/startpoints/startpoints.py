@@ -4,7 +4,7 @@ and take back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from datetime import datetime, timedelta
@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
     describe_similar_names,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Offsets, Ranges, of_stream
 from dagster_adjunct.orchestration.batch_log.run_lease import may_be_running
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
@@ -47,6 +47,10 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import (
     plan_recorded,
     write_plan,
 )
+from dagster_adjunct.orchestration.startpoints.replaced_rows import (
+    check_rows_replaceable,
+    reads_rewritten,
+)
 from dagster_adjunct.orchestration.startpoints.request import (
     MS,
     OnUnresolved,
@@ -71,7 +75,11 @@ from dagster_adjunct.resources.streams.startpoint import (
     check_startpoint,
     describe_startpoint,
 )
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 from dagster_adjunct.resources.threads import requested_once
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -706,6 +714,8 @@ def request_startpoints(
     replaced = find_replaced(requests, pending, asked.readers.named_only)
     former = tuple(dict.fromkeys(held for held, _ in replaced))
     refusals = _find_refusals(previews, [] if replace else replaced)
+    again = _list_ranges_read_again(previews)
+    refusals += _find_lasting_rows(asked, again)
     notes = [f"would be rejected: {refusal}" for refusal in refusals]
     if not dry_run:
         check_previews(previews)
@@ -727,6 +737,7 @@ def request_startpoints(
         notes += describe_restatements(asked, previews)
     read_again = find_streams_read_again(previews)
     notes += describe_state_effects(app, read_again)
+    notes += _describe_lost_marks(asked, again)
     tables = describe_remote_tables(plan, read_again) | describe_output_tables(plan, read_again)
     not_applied = tuple(held for held in former if held not in applied)
     return AskedStartpoints(tuple(previews), not_applied, not dry_run, tables, tuple(notes))
@@ -743,6 +754,46 @@ def _find_refusals(
         if error is not None:
             refusals.append(error)
     return refusals
+
+
+def _list_ranges_read_again(previews: Iterable[Preview]) -> Ranges:
+    """Return the offsets that the application would read again of its input streams."""
+    ranges = {}
+    for shown in previews:
+        if shown.reads_again and shown.start is not None and shown.end is not None:
+            ranges[shown.request.ssp] = OffsetRange(shown.start, shown.end)
+    return ranges
+
+
+def _find_lasting_rows(asked: AskedApplication, ranges: Ranges) -> Iterator[ConfigurationError]:
+    """Yield the error for records in these ranges whose rows in an output table could not be
+    replaced.
+    """
+    if asked.plan is None or not ranges:
+        return
+    streams = {name: asked.snapshot(name) for name in asked.app.inputs}
+    writer = asked.state.names.writes_as or asked.app.name
+    try:
+        check_rows_replaceable(asked.app, asked.plan, streams, ranges, writer=writer)
+    except ConfigurationError as error:
+        yield error
+
+
+def _describe_lost_marks(asked: AskedApplication, ranges: Ranges) -> Iterator[str]:
+    """Yield a note for each remote table that applies records in these ranges again, because they
+    were repartitioned since it has remembered their positions.
+    """
+    if asked.plan is None:
+        return
+    for table in asked.plan.tables:
+        if table.marks is None:
+            continue
+        for name in table.again:
+            if reads_rewritten(asked.snapshot(name), of_stream(ranges, name)):
+                yield (
+                    f"{table.operator}: {name} was repartitioned, so that its records have other"
+                    f" offsets: table {table.table} applies those again that it had applied before"
+                )
 
 
 def _check_ends(app: Application, requests: Sequence[StartpointRequest]) -> None:

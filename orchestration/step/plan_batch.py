@@ -70,6 +70,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import load_plans, may_be_readable
+from dagster_adjunct.orchestration.startpoints.replaced_rows import check_rows_replaceable
 from dagster_adjunct.orchestration.startpoints.restatement import find_restatement
 from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
 from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
@@ -319,6 +320,24 @@ def plan_batch(
 ) -> NextBatch | NothingToRead:
     """Return the plan of the next batch over a snapshot; nothing is stored but the places of
     records to restate.
+
+    Raises ConfigurationError if it would read records again whose rows in an output table could not
+    be replaced, and the errors of `check_positions`, `_plan_restatement` and startpoints.
+    """
+    planned = _choose_batch(context, run, seen)
+    if isinstance(planned, NextBatch):
+        intent = planned.intent
+        again = {ssp: span for ssp, span in intent.ranges.items() if intent.epochs.get(ssp)}
+        check_rows_replaceable(
+            context.app, context.plan, seen.streams, again, writer=context.writer
+        )
+    return planned
+
+
+def _choose_batch(
+    context: StepContext, run: StepState, seen: BatchSnapshot
+) -> NextBatch | NothingToRead:
+    """Return the plan of the next batch over a snapshot.
 
     Batches that read records again take turns with batches of the main input. When it is their
     turn, a restatement comes before a replay; when it is the turn of the main input and that has

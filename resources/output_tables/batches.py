@@ -183,6 +183,12 @@ class TableOutput(ABC):
         rows for them.
         """
 
+    @abstractmethod
+    def has_rows_of(self, readers: Sequence[str]) -> bool:
+        """Return whether the table has rows with a source position that one of these `readers` has
+        read (`Sources.reader`).
+        """
+
     def find_batch(
         self, producer: str, number: int, clock: datetime, lake: int
     ) -> CommittedBatch | None:

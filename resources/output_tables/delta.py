@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.delta import delta_options, delta_place
-from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import check_store_url
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.output_tables.batches import (
@@ -43,7 +43,7 @@ from dagster_adjunct.resources.output_tables.batches import (
 )
 from dagster_adjunct.resources.schemas.evolution import holds_values_of
 from dagster_adjunct.resources.schemas.schema import Schema, schema_struct
-from dagster_adjunct.resources.streams.system import SOURCE_OFFSET
+from dagster_adjunct.resources.streams.system import READER, SOURCE_OFFSET
 from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.validation import validated
 
@@ -114,6 +114,16 @@ class DeltaOutput(TableOutput):
         if table is None:
             return None
         return _find_in(table, producer, 0)
+
+    def has_rows_of(self, readers: Sequence[str]) -> bool:
+        table = self._open()
+        if table is None or READER not in _arrow_schema(table).names:
+            return False
+        try:
+            found = table.to_pyarrow_dataset().filter(pc.field(READER).isin(list(readers)))
+            return bool(found.head(1, columns=[READER]).num_rows)
+        except Exception as error:  # of delta-rs
+            raise _translate(self.name, error) from error
 
     def _open(self) -> DeltaTable | None:
         """Return the table as it is now; None if there is none. Raises TableUnavailableError."""

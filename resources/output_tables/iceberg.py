@@ -39,8 +39,8 @@ from dagster_adjunct.resources.output_tables.batches import (
 from dagster_adjunct.resources.output_tables.iceberg_files import DataFiles, rewrite_without
 from dagster_adjunct.resources.schemas.column_changes import Evolution
 from dagster_adjunct.resources.schemas.paths import split_path
-from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema
-from dagster_adjunct.resources.streams.system import SOURCE_OFFSET
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, quote_text
+from dagster_adjunct.resources.streams.system import READER, SOURCE_OFFSET
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
@@ -175,6 +175,16 @@ class IcebergOutput(TableOutput):
         with translate_client_errors(catalog.name):
             table = self._load(catalog)
             return None if table is None else _find_in(table, producer)
+
+    def has_rows_of(self, readers: Sequence[str]) -> bool:
+        condition = _parse(f"{READER} in ({', '.join(map(quote_text, readers))})")
+        catalog = self.table.open()
+        with translate_client_errors(catalog.name):
+            table = self._load(catalog)
+            if table is None or READER not in table.schema().column_names:
+                return False
+            found = table.scan(condition, (READER,), limit=1).to_arrow()
+            return bool(found.num_rows)
 
     def _load(self, catalog: Catalog) -> Table | None:
         """Return the table as it is now; None if there is none."""

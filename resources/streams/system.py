@@ -184,11 +184,13 @@ class Repartitioning:
 
     Before it, the stream was `identity`, and its partitions ended at the offsets `ended`. A reader
     that was at these offsets continues at the offsets `continued_at` of the new partitions.
+    `earlier` are the identities before that, of the repartitionings before this one.
     """
 
     identity: str
     ended: tuple[str, ...]
     continued_at: tuple[str, ...]
+    earlier: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import deltalake
@@ -33,6 +34,7 @@ from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator,
 from dagster_adjunct.orchestration.planner.planned import PlannedOutputTable
 from dagster_adjunct.orchestration.planner.planner import compare_output_tables, plan_application
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.repartitioning import repartition_stream
 from dagster_adjunct.resources.delta import delta_options, delta_place
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.output_tables.batches import (
@@ -46,7 +48,12 @@ from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, open
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import POSITION
-from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointUpcoming
+from dagster_adjunct.startpoints import (
+    StartpointOldest,
+    Startpoints,
+    StartpointSpecific,
+    StartpointUpcoming,
+)
 from dagster_adjunct.testing import TestApplication, TestStream
 from tests.faulty_store import Crash, Fault
 from tests.orchestration.dagster.test_components import component
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
 
 DIED: Any = Crash
+REQUESTS = "dagster_adjunct.orchestration.startpoints.startpoints"
 _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 _NESTED = {"id": "bigint", "sku": "string", "at": "timestamp", "lines": [{"n": "int"}]}
 
@@ -70,15 +78,16 @@ class Target:
     kind: str
     folder: Path
     by: tuple[str, ...] = ()
+    iceberg_name: str = "shop.enriched"
 
     @property
     def table(self) -> AnyOutputTable:
         if self.kind == "iceberg":
-            return IcebergTable("shop.enriched", "adjunct", self.by)
+            return IcebergTable(self.iceberg_name, "adjunct", self.by)
         return DeltaLakeTable(str(self.folder / "delta"), self.by)
 
     def iceberg(self) -> Table:
-        return IcebergTable("shop.enriched", "adjunct").open().load_table("shop.enriched")
+        return IcebergTable(self.iceberg_name, "adjunct").open().load_table(self.iceberg_name)
 
     def delta(self) -> DeltaTable:
         return DeltaTable(self.folder / "delta")
@@ -988,3 +997,56 @@ def test_spark_writes_what_this_process_writes(
         _, sku, at, lines = row(number)
         assert (read[number]["sku"], read[number]["at"], read[number]["lines"]) == (sku, at, lines)
         assert read[number]["__source_epoch"] == 1
+
+
+def test_a_replay_of_records_from_before_a_repartitioning_doubles_no_rows(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target, on_replay="replace")
+    send(world, *range(30))
+    world.run(app)
+    repartition_stream(world.lake, "orders", 4, reason="test", by="test")
+    send(world, *range(30, 60))
+    world.run(app)
+    startpoints = Startpoints(app, lake=world.lake)
+    with pytest.raises(errors.ConfigurationError) as caught:
+        startpoints.request("lake.orders", StartpointOldest(), by="test", reason="test")
+    assert (caught.value.stream, caught.value.table) == ("lake.orders", target.table.name)
+    asked = startpoints.preview("lake.orders", StartpointOldest())
+    assert any(caught.value.problem in note for note in asked.notes)
+    # Records that were sent after it can be read again.
+    continued = world.streams.info("orders").repartitioned
+    assert continued is not None
+    for number, offset in enumerate(continued.continued_at):
+        startpoints.request(
+            f"lake.orders.{number}", StartpointSpecific(offset), by="test", reason="test"
+        )
+    world.run(app)
+    assert target.ids() == expected(*range(60))
+    # As the error says: a new table gets all rows again.
+    new = Target(target.kind, target.folder / "new", iceberg_name="shop.new")
+    moved = declare(new, on_replay="replace")
+    Startpoints(moved, lake=world.lake).request(
+        "lake.orders", StartpointOldest(), by="test", reason="test"
+    )
+    world.run(moved)
+    assert new.ids() == expected(*range(60))
+
+
+def test_a_request_from_before_that_a_run_finds_after_a_repartitioning_doubles_no_rows(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target, on_replay="replace")
+    send(world, *range(30))
+    world.run(app)
+    repartition_stream(world.lake, "orders", 4, reason="test", by="test")
+    startpoints = Startpoints(app, lake=world.lake)
+    with patch(f"{REQUESTS}.check_rows_replaceable"):
+        startpoints.request("lake.orders", StartpointOldest(), by="test", reason="test")
+    send(world, *range(30, 60))
+    with pytest.raises(errors.ConfigurationError) as caught:
+        world.run(app)
+    assert caught.value.table == target.table.name
+    startpoints.take_back("lake.orders", by="test", reason="as the error says")
+    world.run(app)
+    assert target.ids() == expected(*range(60))

@@ -35,8 +35,9 @@ from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.lake.readers import NewRecords, read_new
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_deleting import sent, values
@@ -283,3 +284,27 @@ def test_a_named_reader_goes_on_over_several_rewritings(lake: Lake) -> None:
 
 def values_of(new: NewRecords) -> list[int]:
     return sorted(new.table(["v"])["v"].to_pylist())
+
+
+def test_the_preview_of_a_replay_says_which_tables_apply_repartitioned_records_again(
+    step_world: StepWorld,
+) -> None:
+    step_world.stream("orders", "shop", 2, shop="string", size="int")
+    app = Application("counting", engine="auto")
+    orders = app.input_stream("lake.orders", default_offset="oldest").map("shop as k", "size as v")
+    stored = step_world.table().write_function
+    table = app.table(RemoteTable("things", key="k", write_function=stored, idempotent=True))
+    orders.update(table, add={"v": "v"}, if_missing={"v": "v"})
+    step_world.send("orders", ("a", 1), ("b", 2))
+    step_world.run(app)
+    assert step_world.records() == {"a": (2, None), "b": (4, None)}  # the default, and once added
+    startpoints = Startpoints(app, lake=step_world.lake)
+    asked = startpoints.preview("lake.orders", StartpointOldest())
+    assert not any("repartitioned" in note for note in asked.notes)
+    repartition_stream(step_world.lake, "orders", 3, **WHY)
+    asked = startpoints.preview("lake.orders", StartpointOldest())
+    (note,) = [note for note in asked.notes if "repartitioned" in note]
+    assert "applies those again" in note
+    startpoints.request("lake.orders", StartpointOldest(), **WHY)
+    step_world.run(app)
+    assert step_world.records() == {"a": (3, None), "b": (6, None)}

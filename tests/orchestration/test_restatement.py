@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.co_partitioning import format_bytes
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -27,11 +28,10 @@ from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step import arrow_frames, following
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.errors import PlanningError, RestatementError
+from dagster_adjunct.resources.errors import PlanningError, RestatementError, StillReadError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake import key_index
-from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -622,17 +622,33 @@ def test_an_entry_that_changed_and_changed_back_is_restated_for_who_read_it(
 
 
 def test_what_was_read_before_the_input_was_repartitioned_keeps_its_results(tmp_path: Path) -> None:
-    dataset, _ = begun(Following, tmp_path)
+    dataset, facts = begun(Following, tmp_path)
     world = dataset.world
     before = latest(world)
-    repartition(world.streams, "facts", 3, reason="more", by="test", check=lambda state: None)
+    why = {"reason": "more", "by": "test"}
+    report = repartition_stream(world.lake, "facts", 3, dry_run=True, **why)
+    assert report.affected == (
+        "application app restates results when datasets change (restate=), which it can't for"
+        " records of this stream that it has read before",
+    )
+    with pytest.raises(StillReadError):
+        repartition_stream(world.lake, "facts", 3, **why)
+    assert repartition_stream(world.lake, "facts", 3, force=True, **why).affected
+    facts[8] = "a"
     world.send("facts", (8, "a"))
-    report = run_step(world.context(enriching(dataset)))
-    assert any("from before that" in text for text in report.startpoints)
+    run_step(world.context(enriching(dataset)))
     dataset.send({"a": (7, 1)})
     report = run_step(world.context(enriching(dataset)))
     assert report.counters["restated"] == {"changed_keys": 1, "records": 1}
     assert latest(world) == {**before, 8: ("a", 7)}
+    # As the error says: a replay of all makes all results again, and later ones are restated.
+    app = enriching(dataset)
+    Startpoints(app, lake=world.lake).request("lake.facts", StartpointOldest(), **why)
+    run_step(world.context(app))
+    assert latest(world) == expected(dataset, facts)
+    dataset.send({"a": (8, 1), "b": (9, 1)})
+    run_step(world.context(enriching(dataset)))
+    assert latest(world) == expected(dataset, facts)
 
 
 @pytest.mark.parametrize("declared", [{}, {"idempotent": True}])

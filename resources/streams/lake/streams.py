@@ -261,7 +261,8 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
     if rewritten is not None:
         ended = tuple(map(str, rewritten.ended))
         continued_at = tuple(map(str, rewritten.next))
-        repartitioned = Repartitioning(rewritten.id, ended, continued_at)
+        identities = tuple(each.id for each in state.rewritings[:-1])
+        repartitioned = Repartitioning(rewritten.id, ended, continued_at, identities)
     former = {}
     if declared.names != AS_NAMED:
         earlier = [(each.columns, each.names) for each in state.earlier]
