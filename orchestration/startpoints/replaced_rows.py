@@ -7,7 +7,7 @@ would stand beside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.intent import Ranges, of_stream
@@ -32,16 +32,26 @@ def check_rows_replaceable(
     `streams` are the input streams; `writer` is the name by which the tables know the application.
     Looks into a table only if the records are from before a repartitioning.
     """
+    rewritten = {}
+    for name, stream in streams.items():
+        if reads_rewritten(stream, of_stream(ranges, name)):
+            rewritten[name] = [f"{writer}@{identity}" for identity in _former_identities(stream)]
     for table in plan.output_tables:
-        if table.on_replay != "replace":
-            continue
-        opened = open_output(app.output_tables[table.table].table)
-        for name in table.streams:
-            stream = streams[name]
-            if reads_rewritten(stream, of_stream(ranges, name)):
-                readers = [f"{writer}@{identity}" for identity in _former_identities(stream)]
-                if opened.has_rows_of(readers):
-                    raise _rows_stay_error(app, table, name)
+        readers = {name: rewritten[name] for name in table.streams if name in rewritten}
+        if readers and table.on_replay == "replace":
+            _check_table(app, table, readers)
+
+
+def _check_table(
+    app: Application, table: PlannedOutputTable, readers: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise ConfigurationError if a table has rows that `readers` have made of records that were
+    repartitioned since, by stream.
+    """
+    opened = open_output(app.output_tables[table.table].table)
+    for stream, former in readers.items():
+        if opened.has_rows_of(former):
+            raise _rows_stay_error(app, table, stream)
 
 
 def reads_rewritten(stream: StreamSnapshot, ranges: Ranges) -> bool:
