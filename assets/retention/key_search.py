@@ -263,7 +263,8 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> _FileSea
     hits = 0
     try:
         with translate_read_errors(item.key):
-            file = pq.ParquetFile(open_object(store, item.key, item.size), pre_buffer=True)
+            source = open_object(store, item.key, item.size)
+            file = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
             missing = []
             for name in names:
                 if name not in file.schema_arrow.names:

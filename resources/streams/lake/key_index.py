@@ -40,6 +40,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     StreamFiles,
 )
 from dagster_adjunct.resources.streams.lake.read import (
+    SegmentFile,
     iter_row_groups,
     open_segment_file,
     read_rows,
@@ -99,7 +100,7 @@ class StoredKey:
         """The paths of the values in Parquet files."""
         return tuple(".".join(steps) for steps in self.steps)
 
-    def read(self, parquet: pq.ParquetFile, group: int) -> KeyRows:
+    def read(self, parquet: SegmentFile, group: int) -> KeyRows:
         """Return the keys of a row group."""
         rows = read_rows(parquet, group, self.paths)
         values = []
