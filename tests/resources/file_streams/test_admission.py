@@ -301,8 +301,8 @@ def test_a_maintenance_that_dies_loses_nothing(
         clock.forward(hours=2)
         store = FaultyStore(inner, [Fault("*", nth, where)])  # type: ignore[arg-type]
         with contextlib.suppress(Crash):
-            FolderStreams(on_clock(lake_in(store), clock)).maintain("clicks")
-        system.maintain("clicks")
+            FolderStreams(on_clock(lake_in(store), clock)).maintain("clicks", clock())
+        system.maintain("clicks", clock())
         assert len(look(system)) == 2
         assert system.oldest([CLICKS]) == {CLICKS: "13"}
 
