@@ -25,7 +25,7 @@ from dagster_adjunct.resources.bucketing.files import (
 )
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError, file_error
 from dagster_adjunct.resources.lazy_modules import pa, pq
-from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
+from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_input
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.paths import read_path
 from dagster_adjunct.resources.schemas.schema import Steps
@@ -60,13 +60,25 @@ class StoredFile:
             digest.update(self.store.get_range(self.key, start, length))
         return digest.hexdigest()
 
+    def read_whole(self) -> bytes:
+        """Return the bytes of the file. Raises ManifestMismatchError unless they have the listed
+        SHA-256, and ObjectNotFoundError.
+        """
+        data = self.store.get(self.key).data
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 != self.file.sha256:
+            raise self.damaged(f"its SHA-256 is {sha256}, the manifest lists {self.file.sha256}")
+        return data
+
     def open(self) -> pq.ParquetFile:
         """Return the opened Parquet file. Raises ManifestMismatchError where it is missing or
         unreadable.
         """
         return self.reading(
             lambda: pq.ParquetFile(
-                open_object(self.store, self.key, self.file.size),
+                open_input(
+                    self.file.size, self.read_whole, partial(self.store.get_range, self.key)
+                ),
                 page_checksum_verification=True,
                 pre_buffer=True,
             )
@@ -195,7 +207,7 @@ def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool 
     """
 
     def read() -> pa.Table:
-        file = pq.ParquetFile(open_bytes(stored.store.get(stored.key).data))
+        file = pq.ParquetFile(open_bytes(stored.read_whole()))
         if file.metadata.num_rows != stored.file.rows:
             raise stored.damaged(f"it has {file.metadata.num_rows} rows")
         problem = columns_problem(file.schema_arrow, layout)

@@ -160,7 +160,7 @@ def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str)
     for entry in manifest.doomed:
         if entry.startswith(document):
             with suppress(errors.ObjectNotFoundError):
-                return SealedVersion.model_validate_json(log.lake.store.get(entry).data)
+                return log.read_document(entry)
     return log.read_version(actions.require_version(manifest, version))  # raises
 
 

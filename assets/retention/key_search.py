@@ -38,7 +38,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.files.opened import translate_read_errors
 from dagster_adjunct.resources.lazy_modules import pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
-from dagster_adjunct.resources.objects.commit_log import commit_number
+from dagster_adjunct.resources.objects.commit_log import commit_number, seal_json, unseal_json
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
 from dagster_adjunct.resources.reports import Report, to_json_value
 from dagster_adjunct.resources.schemas.schema import Field
@@ -264,7 +264,8 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> _FileSea
     hits = 0
     try:
         with translate_read_errors(item.key):
-            file = pq.ParquetFile(open_object(store, item.key, item.size), pre_buffer=True)
+            source = open_object(store, item.key, item.size)
+            file = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
             missing = []
             for name in names:
                 if name not in file.schema_arrow.names:
@@ -406,9 +407,11 @@ def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
     """Clear the keys, and all key ranges, from a past manifest; return whether it had any."""
     store = log.lake.store
     try:
-        document = json.loads(store.get(key).data)
+        stored = store.get(key).data
     except ObjectNotFoundError:
         return False  # discarded since it was listed
+    whole = unseal_json(stored)
+    document = json.loads(whole or stored)
     part = dataset_part(log, key, document)
     cleared = redact(part, keys, all_ranges=True)
     if cleared == part:
@@ -417,10 +420,11 @@ def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
         document["body"]["members"][log.name] = cleared
     else:
         document = cleared
-    store.put(
-        key,
-        json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
-    )
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    data = text.encode()
+    if whole is not None:  # a damaged one stays so
+        data = seal_json(data)
+    store.put(key, data)
     return True
 
 

@@ -33,6 +33,8 @@ from dagster_adjunct.resources.objects.commit_log import (
     CommitLog,
     is_deletion_commit,
     retry_conflicts,
+    seal_json,
+    unseal_json,
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamInfo
@@ -202,7 +204,7 @@ class DatasetLog:
                 version=ref.id,
             )
         try:
-            return SealedVersion.model_validate_json(self.lake.store.get(ref.document).data)
+            return self.read_document(ref.document)
         except errors.ObjectNotFoundError as error:
             raise errors.DatasetError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is"
@@ -212,13 +214,28 @@ class DatasetLog:
                 dataset=self.name,
                 version=ref.id,
             ) from error
+
+    def read_document(self, document: str) -> SealedVersion:
+        """Return the version in this document. Raises ObjectNotFoundError and
+        MalformedDocumentError.
+        """
+        data = self.lake.store.get(document).data
+        content = unseal_json(data)
+        if content is None:
+            reason = f"it differs from its own SHA-256 ({len(data)} bytes found)"
+            raise self._document_error(document, reason)
+        try:
+            return SealedVersion.model_validate_json(content)
         except (ValidationError, errors.AdjunctError) as error:
-            raise errors.MalformedDocumentError(
-                f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be"
-                f" read: {describe_document_problem(error)}.",
-                "Restore that object from a backup; other versions are untouched.",
-                document=ref.document,
-            ) from error
+            raise self._document_error(document, describe_document_problem(error)) from error
+
+    def _document_error(self, document: str, reason: str) -> errors.MalformedDocumentError:
+        """Return the error for a version's document that can't be read."""
+        return errors.MalformedDocumentError(
+            f"dataset {self.name!r}: a version's document, {document}, can't be read: {reason}.",
+            "Restore that object from a backup; other versions are untouched.",
+            document=document,
+        )
 
     def history(self) -> Iterator[CommittedManifest]:
         """Yield the commits that changed this dataset, newest first, as far back as their
@@ -263,7 +280,7 @@ class DatasetLog:
         does.
         """
         key = f"{self.prefix}/versions/{version.id}-{uuid.uuid4().hex[:8]}.json"
-        self.lake.store.put_if_absent(key, version.model_dump_json().encode())
+        self.lake.store.put_if_absent(key, seal_json(version.model_dump_json().encode()))
         return key
 
     def commit(

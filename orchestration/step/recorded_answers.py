@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.operators.functions import (
 )
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.objects.arrow_files import read_sealed_table, write_sealed_table
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.arrow_values import cast_values
@@ -322,7 +323,7 @@ class RecordedAnswers:
             return None
         abandon = f"adjunct checkpoint abandon {self.application} --reason …"
         try:
-            table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+            table = read_sealed_table(data)
             metadata = table.schema.metadata or {}
             about = json.loads(metadata[_ABOUT])
         except (pa.ArrowException, KeyError, ValueError) as error:
@@ -349,12 +350,8 @@ class RecordedAnswers:
         recorded its own.
         """
         answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self.about)})
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_file(sink, answers.schema, options=options) as writer:
-            writer.write_table(answers)
         try:
-            self.lake.store.put_if_absent(self._key(turn), sink.getvalue().to_pybytes())
+            self.lake.store.put_if_absent(self._key(turn), write_sealed_table(answers))
         except errors.ObjectExistsError:
             return None
         return answers

@@ -16,6 +16,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.files.opened import translate_read_errors
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects.arrow_files import read_sealed_table, write_sealed_table
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
@@ -33,13 +34,9 @@ def store_places(context: StepContext, batch: int, places: Places) -> str:
         names = pa.repeat(pa.scalar(stream), table.num_rows)
         tables.append(table.append_column(STREAM, names))
     table = pa.concat_tables(tables)
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
     name = f"{batch}/restated-{uuid4().hex}.arrow"
     key = f"{answers_prefix(context.lake, context.app.name)}{name}"
-    context.lake.store.put_if_absent(key, sink.getvalue().to_pybytes())
+    context.lake.store.put_if_absent(key, write_sealed_table(table))
     return name
 
 
@@ -49,7 +46,7 @@ def read_places(context: StepContext, restating: Restating) -> Places:
     try:
         data = context.lake.store.get(key).data
         with translate_read_errors(key, KeyError):
-            table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+            table = read_sealed_table(data)
             streams = pc.unique(table.column(STREAM)).to_pylist()
     except (errors.ObjectNotFoundError, errors.SchemaMismatchError) as error:
         raise errors.MalformedDocumentError(

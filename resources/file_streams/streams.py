@@ -456,11 +456,13 @@ class FileStreams(NumberedOffsets):
         been needed for an hour.
 
         Retention moves `oldest`. The files themselves stay, and are not admitted again: the log
-        keeps the name of a file as long as the file exists.
+        keeps the name of a file as long as the file exists. `now` is as for `LakeStreams.maintain`.
         """
         log = self.file_log(stream)
-        at = now or self.lake.now()
         retention = self.declaration(stream).retention
+        at = now or self.lake.now()
+        if now is None and log.read() is not None:
+            at = self.lake.cautious_now(log.log.prefix)
         dropped: list[AdmittedFile] = []
         unreachable: list[ObjectInfo] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import io
 import time
 import weakref
@@ -166,6 +167,27 @@ def open_input(
 def open_object(store: ObjectStore, key: str, size: int) -> Any:
     """Return a pyarrow input for this object of `size` bytes."""
     return open_input(size, lambda: store.get(key).data, partial(store.get_range, key))
+
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def write_sealed_table(table: pa.Table) -> bytes:
+    """Return a table as its SHA-256 and a compressed file of Arrow, which has no checksums."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return hashlib.sha256(content).digest() + content
+
+
+def read_sealed_table(data: bytes) -> pa.Table:
+    """Return the table that `write_sealed_table` was given. Raises ArrowInvalid for other bytes."""
+    content = data[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
+        raise pa.ArrowInvalid(f"they differ from their SHA-256 ({len(data)} bytes found)")
+    return pa.ipc.open_file(pa.BufferReader(content)).read_all()
 
 
 def read_json_lines(data: bytes, schema: pa.Schema, *, others: str) -> pa.Table:

@@ -2,7 +2,7 @@
 
     {prefix}/CURRENT                              pointer: number, commit id, manifest key, nonce
     {prefix}/manifests/{number:012d}-{id}.json    manifest: number, id, parent's id, time, author,
-                                                  body
+                                                  body, SHA-256 of all this
     {prefix}/pages/{uuid}.json                    page: part of a long list, shared by the manifests
                                                   that refer to it
 
@@ -86,6 +86,25 @@ class LakeDocument(VersionedDocument):
     kind: Literal["lake"] = "lake"
     id: NonEmptyText
     probed_at: AwareDatetime
+
+
+_SEAL = b',"sha256":"%s"}'
+_SEAL_LENGTH = len(_SEAL % (b"0" * 64))
+
+
+def seal_json(data: bytes) -> bytes:
+    """Return a JSON object of at least one member with a last member `sha256`, the SHA-256 of the
+    object without it. What one flipped bit makes of a number or a name is valid JSON, too.
+    """
+    return data[:-1] + _SEAL % hashlib.sha256(data).hexdigest().encode()
+
+
+def unseal_json(data: bytes) -> bytes | None:
+    """Return what `seal_json` was given, None if these bytes are not what it returned."""
+    content = data[:-_SEAL_LENGTH] + b"}"
+    if seal_json(content) != data:
+        return None
+    return content
 
 
 D = TypeVar("D", bound=StoredDocument)
@@ -382,9 +401,14 @@ class CommitLog:
             "Restore this object from a backup or an older object version; other commits of"
             f" {self.prefix} are intact."
         )
-        manifest = decode_document(
-            Manifest, data, f"manifest {manifest_key!r} in {self.store.url}", step
-        )
+        where = f"manifest {manifest_key!r} in {self.store.url}"
+        content = unseal_json(data)
+        if content is None:
+            with suppress(ValueError):
+                _check_format(json.loads(data), where)
+            problem = f"{where} differs from its own SHA-256 ({len(data)} bytes found)."
+            raise errors.MalformedDocumentError(problem, step, document=where)
+        manifest = decode_document(Manifest, content, where, step)
         expected = self.manifest_key(manifest.number, manifest.commit)
         if manifest.kind != self.kind or manifest_key != expected:
             problem = (
@@ -492,7 +516,7 @@ class CommitLog:
         mine: Any = {"kind": self.kind, "number": number, "commit": new_id}
         manifest = Manifest(**mine, parent=parent_id, created_at=at, by=by, body=body)
         pointer = Pointer(**mine, manifest=key, nonce=uuid.uuid4().hex)
-        data = encode_document(manifest)
+        data = seal_json(encode_document(manifest))
 
         def store_manifest() -> None:
             try:

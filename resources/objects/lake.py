@@ -38,6 +38,7 @@ from dagster_adjunct.resources.objects.store import (
     S3Options,
     StoreDescriptor,
     guard_store,
+    read_store_clock,
 )
 from dagster_adjunct.resources.times import utc_now
 from dagster_adjunct.resources.validation import validated, validated_methods
@@ -412,6 +413,13 @@ class Lake:
             step = "Return a time with a zone: clock=lambda: datetime.now(UTC)."
             raise errors.ConfigurationError(problem, step, argument="clock", url=self.url)
         return now
+
+    def cautious_now(self, prefix: str) -> datetime:
+        """Return the time of the lake's clock or of the store's, whichever is behind: what is
+        deleted by its age must not depend on a machine whose clock is ahead. Writes an object below
+        `prefix`.
+        """
+        return min(self.now(), read_store_clock(self.store, f"{prefix}/clock"))
 
     @property
     def id(self) -> str:

@@ -39,6 +39,16 @@ _INTERNAL = ".adjunct-store"
 _LOCKS = 64
 _HASHED_SIZE = 1024 * 1024
 _STALE_SECONDS = 24 * 3600
+# How file systems that have no hard links refuse them.
+_NO_LINKS = {
+    errno.EPERM,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EMLINK,
+    errno.EINVAL,
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +76,9 @@ class LocalStore(ObjectStore):
     Create: the bytes go to a synced temporary file inside the root, which is then hard-linked to
     its name. Linking fails if the name exists, so exactly one creator wins and nobody sees a
     partial file. Replace: the ETag is compared and the file renamed under an OS lock, which ends
-    with its process.
+    with its process. Once an object has its name, no error of what follows but its sync denies it:
+    cleaning up may fail. A link or rename that a file system of the network has repeated, so that
+    it met itself, is recognized by the inode.
 
     The ETag of up to 1 MiB (pointers and manifests are smaller) is a hash of the content. The ETag
     of a larger file consists of its size, inode and time, so that listing does not read it. Works
@@ -170,7 +182,8 @@ class LocalStore(ObjectStore):
             return self._create(copy, target, key)
         finally:
             if not is_staged:
-                copy.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    copy.unlink()
 
     @_translates_os_errors
     def delete(self, key: str) -> None:
@@ -306,7 +319,8 @@ class LocalStore(ObjectStore):
                 os.fsync(file.fileno())
             yield path
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is deleted when it is a day old
+                path.unlink()
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
@@ -319,7 +333,8 @@ class LocalStore(ObjectStore):
             try:
                 yield
             finally:
-                fcntl.flock(file, fcntl.LOCK_UN)
+                with contextlib.suppress(OSError):  # closing the file unlocks it, too
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
     def _create(self, temporary: Path, path: Path, key: str) -> str:
         """Give a temporary file its name, unless that exists, and return its ETag."""
@@ -337,15 +352,18 @@ class LocalStore(ObjectStore):
 
     def _link(self, temporary: Path, path: Path, key: str) -> None:
         """Link a temporary file to its name. Raises ObjectExistsError if that exists."""
+        links = temporary.stat().st_nlink
         try:
             os.link(temporary, path)
         except FileNotFoundError:
             raise
         except FileExistsError:
+            if temporary.stat().st_nlink > links and _has_inode(path, temporary.stat()):
+                return
             self._raise_if_folder(path, key)
             raise store.object_exists_error(self.url, key) from None
         except OSError as error:
-            if error.errno in (*errors.DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
+            if error.errno not in _NO_LINKS:
                 raise
             raise errors.ConditionalWritesUnsupportedError(
                 f"the file system of {self.url} can't create files atomically: hard links fail"
@@ -357,17 +375,28 @@ class LocalStore(ObjectStore):
     def _replace(self, temporary: Path, path: Path, key: str) -> str:
         """Give a temporary file its name, in place of an existing file, and return its ETag."""
         etag = _etag_of(temporary)
+        written = temporary.stat()
         while True:
             try:
                 with self._folder_of(path, key) as folder:
                     self._raise_if_folder(path, key)
-                    temporary.replace(path)
+                    self._rename(temporary, path, written)
                     self._sync_folder(folder, path)
                     return etag
             except FileNotFoundError:
                 if not temporary.exists():
                     raise
                 # As in `_create`: try again.
+
+    def _rename(self, temporary: Path, path: Path, written: os.stat_result) -> None:
+        """Rename a temporary file, which was `written` so. Raises FileNotFoundError if its folder
+        is gone.
+        """
+        try:
+            temporary.replace(path)
+        except FileNotFoundError:
+            if not _has_inode(path, written):
+                raise
 
     @contextlib.contextmanager
     def _folder_of(self, path: Path, key: str) -> Iterator[int]:
@@ -379,7 +408,8 @@ class LocalStore(ObjectStore):
         try:
             yield folder
         finally:
-            os.close(folder)
+            with contextlib.suppress(OSError):
+                os.close(folder)
 
     def _make_folder(self, path: Path, key: str) -> None:
         """Make the folder of an object. Raises ConfigurationError if a part of its path
@@ -436,6 +466,14 @@ def _object_info(key: str, path: Path) -> ObjectInfo | None:
     return ObjectInfo(
         key, stat.st_size, _etag(data, stat), datetime.fromtimestamp(stat.st_mtime, UTC)
     )
+
+
+def _has_inode(path: Path, of: os.stat_result) -> bool:
+    """Return whether a file is the one that has, or had, this status."""
+    try:
+        return os.path.samestat(path.stat(), of)
+    except OSError:
+        return False
 
 
 def _etag_of(path: Path) -> str:

@@ -401,7 +401,10 @@ class S3Store(ObjectStore):
                 if _status(error) != 416:
                     raise
                 return b""  # the range begins at or after the object's end
-            return answer["Body"].read()[:length]
+            data: bytes = answer["Body"].read()
+            if "ContentRange" not in answer:  # a server or proxy that answers with the whole object
+                data = data[start:]
+            return data[:length]
 
         if length <= 0:  # no range of HTTP is empty; also raises for a missing object
             return self.get(key).data[:0]

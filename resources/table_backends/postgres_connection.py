@@ -140,8 +140,14 @@ def format_address(settings: Mapping[str, Any]) -> str:
 
 
 # Set in each session, because a database, a role or the environment may have other defaults: texts
-# in UTF-8, times as ISO 8601, and floats with all their digits.
-_SESSION = "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 1"
+# in UTF-8, times as ISO 8601, and floats with all their digits. A commit that is confirmed survives
+# a crash of the server: a run would not write it again. Of the values that promise more, such as
+# `remote_apply`, each stays.
+_SESSION = (
+    "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 1; SELECT"
+    " set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') ="
+    " 'off'"
+)
 IDLE_SECONDS = 30
 """After how many seconds the server ends a session that is paused within a transaction, which
 holds locks.

@@ -13,9 +13,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
+from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.errors import ManifestMismatchError, StoreUnavailableError
 from dagster_adjunct.resources.objects.local_store import LocalStore
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from tests.assets.sealing import sealed_version
@@ -72,6 +74,19 @@ def test_spark_gives_the_rows_that_were_sealed_or_an_error_that_names_the_file(
         else:
             assert answer == ROWS
     assert errors >= 4
+
+
+def test_a_file_that_is_read_whole_is_named_whichever_of_its_bytes_is_damaged() -> None:
+    store = InMemoryStore()
+    sealed = sealed_version(store, ROWS[:20], schema=SCHEMA, key=["k"])
+    stored = list_stored_files(store, "planes", sealed)[0]
+    whole = store.get(stored.key).data
+    assert read_stored_file(stored, sealed.layout).num_rows == stored.file.rows
+    for place in range(4, len(whole), 19):
+        store.put(stored.key, flip(place)(whole))
+        with pytest.raises(ManifestMismatchError) as raised:
+            read_stored_file(stored, sealed.layout)
+        assert raised.value.key == stored.key
 
 
 def test_a_store_that_does_not_answer_is_not_a_damaged_file() -> None:

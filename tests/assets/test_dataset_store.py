@@ -22,6 +22,7 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     SchemaMismatchError,
 )
+from dagster_adjunct.resources.objects.commit_log import seal_json, unseal_json
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from tests.assets.conftest import World
@@ -143,9 +144,11 @@ def test_a_malformed_manifest_is_refused_and_says_what_is_wrong_where(
 ) -> None:
     sealed(world)
     path = manifest_of(world, "planes")
-    document = json.loads(path.read_bytes())
+    content = unseal_json(path.read_bytes())
+    assert content is not None
+    document = json.loads(content)
     change(document["body"])
-    path.write_bytes(json.dumps(document).encode())
+    path.write_bytes(seal_json(json.dumps(document).encode()))
     with pytest.raises(MalformedDocumentError) as caught:
         world.view(PLANES)
     assert path.relative_to(world.lake.url).as_posix() in str(caught.value)

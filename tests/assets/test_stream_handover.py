@@ -220,7 +220,7 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
     unregistered = stream_view(filled.lake, "s")
     for _ in range(3):  # compaction drops the files, and they stay: snapshots refer to them
         clock.now += timedelta(hours=2)
-        filled.streams.maintain("s")
+        filled.streams.maintain("s", clock())
     assert len(filled.streams.state("s").state.index.tail) < 3
     assert (table_rows(), table_rows(first.snapshot_id)) == (now, before)
     with pytest.raises(
@@ -236,7 +236,7 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
     assert (again.new, table_rows()) == (True, before)
     assert release_from_iceberg(filled.lake, "lake.s", "out.s") == (first.version, second.version)
     clock.now += timedelta(hours=2)
-    assert filled.streams.maintain("s").deleted_objects >= 2
+    assert filled.streams.maintain("s", clock()).deleted_objects >= 2
 
 
 def test_other_engines_see_records_of_before_a_change_under_the_present_names(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import math
 import pickle
 from collections.abc import Callable
@@ -107,7 +108,11 @@ def test_no_null_keys_looks_at_the_files_that_were_stored() -> None:
     generation = checked.view.sealed.generations[0]
     path = checked.view.store.staging_dir() / "replaced.parquet"
     pq.write_table(table_of(SCHEMA, [(None, 1, "x"), ("N2", 2, "x"), (None, 3, "x")]), path)
-    checked.view.store.put(f"{generation.folder}/{generation.files[0].name}", path.read_bytes())
+    data = path.read_bytes()
+    stored = generation.files[0]
+    checked.view.store.put(f"{generation.folder}/{stored.name}", data)
+    object.__setattr__(stored, "size", len(data))
+    object.__setattr__(stored, "sha256", hashlib.sha256(data).hexdigest())
     verdict = no_null_keys()(checked)
     assert not verdict.passed
     assert verdict.message == "2 of 4 rows have no 'tailnum'"

@@ -11,6 +11,7 @@ import pytest
 from dagster_adjunct.orchestration.step.recorded_answers import answers_prefix
 from dagster_adjunct.orchestration.step.restated_places import read_places
 from dagster_adjunct.resources.errors import MalformedDocumentError
+from dagster_adjunct.resources.objects.arrow_files import write_sealed_table
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 
@@ -36,6 +37,8 @@ def test_too_little_memory_does_not_damage_places(
     def open_file(source: Any) -> Any:
         raise pa.ArrowMemoryError("malloc failed")
 
+    prefix = answers_prefix(context.lake, "orders")
+    context.lake.store.put(f"{prefix}places-1", write_sealed_table(pa.table({"n": [1]})))
     monkeypatch.setattr(pa.ipc, "open_file", open_file)
     restating: Any = SimpleNamespace(places="places-1")
     with pytest.raises(pa.ArrowMemoryError):

@@ -15,6 +15,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import SchemaMismatchError, TransientError
+from dagster_adjunct.resources.objects.arrow_files import read_sealed_table, write_sealed_table
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.table_backends.http import HttpTable
 from dagster_adjunct.resources.tables.cache import Cache
@@ -146,15 +147,12 @@ class AnotherRun(FaultyStore):
         if key.startswith("applications/app/answers/1/") and not list(
             self.inner.list("applications/app/answers/")
         ):
-            answers = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+            answers = read_sealed_table(data)
             asked = next(row for row in answers.to_pylist() if row["__key_0"] == "n1")
             others = pa.Table.from_pylist(
                 [asked | {"0:seats": 9, "1:model": "other"}], schema=answers.schema
             )
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_file(sink, others.schema) as writer:
-                writer.write_table(others)
-            self.inner.put_if_absent(key, sink.getvalue().to_pybytes())
+            self.inner.put_if_absent(key, write_sealed_table(others))
         return super().put_if_absent(key, data)
 
 

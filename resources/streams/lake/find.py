@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.bucketing.writer import ROW
-from dagster_adjunct.resources.lazy_modules import np, pa, pq, pt
+from dagster_adjunct.resources.lazy_modules import np, pa, pt
 from dagster_adjunct.resources.schemas.matching_keys import WantedKeys
 from dagster_adjunct.resources.schemas.paths import Path, read_path, require_path
 from dagster_adjunct.resources.streams import system
@@ -28,6 +28,7 @@ from dagster_adjunct.resources.streams.lake.read import (
     FilePart,
     LakeReads,
     RecordForm,
+    SegmentFile,
     find_parts,
     iter_groups_between,
     iter_row_groups,
@@ -211,7 +212,7 @@ class _Scan:
                 ordered.append(None)
         return cls(key, wanted, tuple(ordered))
 
-    def may_find(self, parquet: pq.ParquetFile, group: int) -> bool:
+    def may_find(self, parquet: SegmentFile, group: int) -> bool:
         """Return whether a row group may have one of the keys, by the statistics of its columns."""
         facts = parquet.metadata.row_group(group)
         paths = [facts.column(place).path_in_schema for place in range(facts.num_columns)]

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
@@ -40,6 +42,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     StreamFiles,
 )
 from dagster_adjunct.resources.streams.lake.read import (
+    SegmentFile,
     iter_row_groups,
     open_segment_file,
     read_rows,
@@ -49,7 +52,9 @@ INDEX_NAME = "_keys-"
 """The beginning of the names of indexes."""
 FEWEST_RECORDS = 10_000
 """The fewest records of a segment that has an index: fewer are read as quickly."""
-_FORMAT = 1
+_FORMAT = 2
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_PARQUET_END = 8  # the length of the footer in 4 bytes, and the magic
 _LARGE_SEGMENT = 1_000_000
 _ROWS_PER_GROUP = 2_048  # of a large segment, so that a key is found among few rows
 _MOST_PER_GROUP = 16_384  # of others, which have few groups: opening one costs as much as its rows
@@ -99,7 +104,7 @@ class StoredKey:
         """The paths of the values in Parquet files."""
         return tuple(".".join(steps) for steps in self.steps)
 
-    def read(self, parquet: pq.ParquetFile, group: int) -> KeyRows:
+    def read(self, parquet: SegmentFile, group: int) -> KeyRows:
         """Return the keys of a row group."""
         rows = read_rows(parquet, group, self.paths)
         values = []
@@ -145,6 +150,7 @@ def write_index(files: StreamFiles, segment: Segment, key: StoredKey) -> None:
         with staged_file_errors(files.store, path, files.prefix):
             size = _ROWS_PER_GROUP if segment.rows >= _LARGE_SEGMENT else _MOST_PER_GROUP
             _write_file(str(path), key, _iter_keys(files, segment, key), size)
+            _append_digest(path)
         with suppress(ObjectExistsError):
             files.store.upload(path, index_key(files, segment, key))
     finally:
@@ -170,6 +176,33 @@ def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table], size: int)
         for table in parts:
             order = np.argsort(table.column(_HASH).to_numpy(), kind="stable")
             writer.write_table(table.take(pa.array(order)), row_group_size=size)
+
+
+def _append_digest(path: Path) -> None:
+    """Append the SHA-256 of its footer to an index. Pages have checksums; a damaged footer may hide
+    row groups, or end the process that reads it.
+    """
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(size - _PARQUET_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(size - _PARQUET_END - length)
+        file.write(hashlib.sha256(file.read()).digest())
+
+
+def _read_footer(source: Any, size: int) -> bytes | None:
+    """Return the footer of an index, None if it is damaged."""
+    length_at = size - _DIGEST_BYTES - _PARQUET_END
+    source.seek(max(0, length_at))
+    end = source.read(_PARQUET_END + _DIGEST_BYTES)
+    start = length_at - int.from_bytes(end[:4], "little")
+    if start < 0:
+        return None
+    source.seek(start)
+    footer: bytes = source.read(size - _DIGEST_BYTES - start)
+    if hashlib.sha256(footer).digest() != end[_PARQUET_END:]:
+        return None
+    return footer
 
 
 def _index_schema(key: StoredKey) -> pa.Schema:
@@ -227,7 +260,11 @@ def look_up(
     if info is None:
         return None
     try:
-        places = _find_places(open_object(files.store, name, info.size), key, wanted)
+        source = open_object(files.store, name, info.size)
+        footer = _read_footer(source, info.size)
+        if footer is None:
+            return None
+        places = _find_places(source, footer, key, wanted)
     except pa.ArrowCancelled:
         raise
     except OSError as error:
@@ -246,10 +283,13 @@ def look_up(
     return rows
 
 
-def _find_places(source: Any, key: StoredKey, wanted: WantedKeys) -> Rows:
+def _find_places(source: Any, footer: bytes, key: StoredKey, wanted: WantedKeys) -> Rows:
     """Return the places of an index that have one of these keys, in order."""
     schema = _index_schema(key)
-    parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+    metadata = pq.read_metadata(pa.BufferReader(footer))
+    parquet = pq.ParquetFile(
+        source, metadata=metadata, pre_buffer=True, page_checksum_verification=True
+    )
     hashes = np.sort(spark_hash(wanted.keys.columns))
     found = [np.empty(0, np.int64)]
     for groups in _groups_to_read(parquet, hashes):

@@ -221,7 +221,7 @@ def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[
         return tuple(POSITION)
     for segment in with_files:
         for file in segment.files:
-            if SOURCE in open_segment_file(stored, segment, file).schema_arrow.names:
+            if SOURCE in open_segment_file(stored, segment, file).column_names:
                 return tuple(POSITION)
     return ()
 

@@ -4,7 +4,9 @@ after a time.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import chain
@@ -17,10 +19,10 @@ from dagster_adjunct.resources.bucketing.files import (
     bucketed_frame,
 )
 from dagster_adjunct.resources.bucketing.writer import ROW
-from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
+from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError, first_line
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
-from dagster_adjunct.resources.objects.arrow_files import open_object
-from dagster_adjunct.resources.objects.store import StoreDescriptor
+from dagster_adjunct.resources.objects.arrow_files import open_input
+from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
 from dagster_adjunct.resources.schemas.arrow_values import cast_table, rename_columns
 from dagster_adjunct.resources.schemas.schema import Schema, StoredNames, copy_name, named_column
 from dagster_adjunct.resources.schemas.types import arrow_type
@@ -121,7 +123,7 @@ class RecordForm:
             stored = schema
         return cls(schema, stored)
 
-    def read(self, parquet: pq.ParquetFile, group: int) -> GroupRows:
+    def read(self, parquet: SegmentFile, group: int) -> GroupRows:
         """Return the rows of a row group with those of these columns that the file has."""
         # Columns added after the file was written are missing here, and read as null.
         return read_rows(parquet, group, self.stored.names)
@@ -195,43 +197,102 @@ def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schem
     return pa.schema([*schema, *added])
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """The open file of a segment. What can't be read of it is a ManifestMismatchError."""
+
+    parquet: pq.ParquetFile
+    translate_errors: Callable[[], AbstractContextManager[None]]
+
+    @property
+    def metadata(self) -> pq.FileMetaData:
+        return self.parquet.metadata
+
+    @property
+    def schema(self) -> pq.ParquetSchema:
+        return self.parquet.schema
+
+    @property
+    def column_names(self) -> list[str]:
+        """The stored names of the columns."""
+        names: list[str] = self.parquet.schema_arrow.names
+        return names
+
+    def read_row_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows of a row group, with all columns or those of these that the file has."""
+        with self.translate_errors():
+            return self.parquet.read_row_group(group, columns=columns)
+
+
 def open_segment_file(
     files: StreamFiles, segment: Segment, file: FileEntry, *, for_few: bool = False
-) -> pq.ParquetFile:
+) -> SegmentFile:
     """Return the open file of a segment. Raises ManifestMismatchError if it is missing or
     damaged.
 
     If it is read `for_few` of its rows, texts stay in the dictionaries in which they are stored,
     which takes a third of the time.
     """
-    prefix = files.prefix
     key = segment.key_of(files.prefix, file)
-    step = (
-        "Restore the object from a backup or an older object version; other ranges stay readable."
-    )
-    try:
-        source = open_object(files.store, key, file.size)
-        parquet = pq.ParquetFile(source, pre_buffer=True)
+    translate_errors = partial(_translate_damage, files.prefix, key, file)
+    with translate_errors():
+        source = open_input(
+            file.size,
+            partial(_read_whole, files.store, key, file.sha256),
+            partial(files.store.get_range, key),
+        )
+        # Pages of a file that is read in ranges have checksums of their own.
+        parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
         if for_few:
             parquet = pq.ParquetFile(
                 source,
                 pre_buffer=True,
+                page_checksum_verification=True,
                 metadata=parquet.metadata,
                 read_dictionary=_columns_in_dictionaries(parquet),
             )
-    except (ObjectNotFoundError, pa.ArrowInvalid) as error:
-        problem = (
-            f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read"
-            f" ({str(error).splitlines()[0]})"
-        )
-        raise ManifestMismatchError(problem, step, key=key) from error
     if parquet.metadata.num_rows != file.rows:
-        problem = (
-            f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists"
-            f" {file.rows}."
-        )
-        raise ManifestMismatchError(problem, step, key=key)
-    return parquet
+        found = f"it has {parquet.metadata.num_rows}"
+        raise _damage_error(files.prefix, key, file, found)
+    return SegmentFile(parquet, translate_errors)
+
+
+def _read_whole(store: ObjectStore, key: str, sha256: str) -> bytes:
+    """Return the bytes of an object, which must have this SHA-256. Raises ArrowInvalid."""
+    data = store.get(key).data
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise pa.ArrowInvalid(f"its SHA-256 is {found}, the manifest lists {sha256}")
+    return data
+
+
+@contextmanager
+def _translate_damage(prefix: str, key: str, file: FileEntry) -> Iterator[None]:
+    """Raise errors about a missing or damaged file as ManifestMismatchError. Those of this process
+    or machine say nothing about the file, and are raised as they are.
+    """
+    try:
+        yield
+    except (MemoryError, pa.ArrowCancelled):
+        raise
+    except (ObjectNotFoundError, pa.ArrowException, ValueError, KeyError) as error:
+        raise _damage_error(prefix, key, file, first_line(error)) from error
+    except OSError as error:
+        if error.errno is not None:  # of the system: Arrow's own about contents have none
+            raise
+        raise _damage_error(prefix, key, file, first_line(error)) from error
+
+
+def _damage_error(prefix: str, key: str, file: FileEntry, reason: str) -> ManifestMismatchError:
+    """Return the error for a file that is missing or damaged."""
+    problem = (
+        f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read"
+        f" ({reason})"
+    )
+    step = (
+        "Restore the object from a backup or an older object version; other ranges stay readable."
+    )
+    return ManifestMismatchError(problem, step, key=key)
 
 
 def _columns_in_dictionaries(parquet: pq.ParquetFile) -> list[str]:
@@ -259,7 +320,9 @@ class GroupStatistics(NamedTuple):
     nulls: int
 
 
-def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[GroupStatistics]:
+def iter_row_groups(
+    parquet: pq.ParquetFile | SegmentFile, column: str
+) -> Iterator[GroupStatistics]:
     """Yield the statistics of a column in each row group."""
     index = _column_index(parquet, column)
     for group in range(parquet.metadata.num_row_groups):
@@ -271,13 +334,13 @@ def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[GroupStati
             yield GroupStatistics(group, None, None, facts.num_rows)
 
 
-def _column_index(parquet: pq.ParquetFile, column: str) -> int:
+def _column_index(parquet: pq.ParquetFile | SegmentFile, column: str) -> int:
     """Return the place of a column among the leaves of a file's schema."""
     names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     return names.index(column)
 
 
-def read_rows(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> GroupRows:
+def read_rows(parquet: SegmentFile, group: int, columns: Sequence[str]) -> GroupRows:
     """Return the rows of a row group with those of these columns that the file has.
 
     If their `__row` has no gap, as in most files, it follows from the statistics, and is not read.
@@ -292,7 +355,7 @@ def read_rows(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> Gr
     return GroupRows(table.column(ROW).to_numpy(), table)
 
 
-def iter_groups_between(parquet: pq.ParquetFile, low: int, high: int) -> Iterator[int]:
+def iter_groups_between(parquet: SegmentFile, low: int, high: int) -> Iterator[int]:
     """Yield the row groups that may have one of the rows [low, high)."""
     for stats in iter_row_groups(parquet, ROW):
         if stats.greatest is not None and stats.greatest < low:

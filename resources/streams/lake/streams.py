@@ -514,8 +514,15 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
 
         Retention drops whole segments from the front and moves `oldest`; compaction changes no
         offset. An append that began more than an hour ago can no longer commit.
+
+        `now` is by default the time of this machine's clock or of the store's, whichever is behind:
+        a clock that is ahead would drop records too early, delete files that are being read or
+        written, and have the appends of other machines rejected.
         """
-        return maintain(self, stream, now or self.lake.now())
+        if now is None:
+            self.state(stream)  # raises if there is no stream, where nothing is to be written
+            now = self.lake.cautious_now(self.lake.stream_prefix(stream))
+        return maintain(self, stream, now)
 
     def fenced(self, fence: Fence) -> StreamSystem:
         of_run = copy(self)

@@ -30,6 +30,7 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     OffsetOutOfRangeError,
 )
+from dagster_adjunct.resources.objects.commit_log import seal_json, unseal_json
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -611,9 +612,11 @@ def test_a_damaged_body_is_a_damaged_manifest(world: World) -> None:
     table.send(a=1)
     table.advance()
     pointer = json.loads(world.lake.store.get(f"datasets/{NAME}/CURRENT").data)
-    manifest = json.loads(world.lake.store.get(pointer["manifest"]).data)
+    content = unseal_json(world.lake.store.get(pointer["manifest"]).data)
+    assert content is not None
+    manifest = json.loads(content)
     manifest["body"]["offsets"] = {}
-    damage_the_manifest(table, json.dumps(manifest).encode())
+    damage_the_manifest(table, seal_json(json.dumps(manifest).encode()))
     report = table.advance()
     assert (report.action, table.content) == ("bootstrapped", {"a": 1})
 

@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.options import parse_expiry
 from dagster_adjunct.orchestration.cli.output import NOT_FOUND, run_command
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.commit_log import seal_json, unseal_json
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -211,8 +212,9 @@ def test_an_unreadable_dataset_is_listed_with_the_reason_and_stops_no_other(worl
     world.send("crews", [("N1", 1)], version="v1")
     world.advance(bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2))
     key = StoredVersions(world.lake, "crews").read()[0].manifest_key  # type: ignore[union-attr]
-    whole = world.lake.store.get(key).data
-    world.lake.store.put(key, whole.replace(b'"offsets"', b'"offset"'))
+    content = unseal_json(world.lake.store.get(key).data)
+    assert content is not None
+    world.lake.store.put(key, seal_json(content.replace(b'"offsets"', b'"offset"')))
     listed = {item["name"]: item for item in json.loads(printed(world, "list", "--json"))}
     assert listed["planes"]["version"]["name"] == "v2"
     assert key in listed["crews"]["unreadable"]

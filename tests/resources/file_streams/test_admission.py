@@ -240,7 +240,7 @@ def test_only_pages_that_nobody_needs_are_deleted(
     def pages() -> int:
         return len([*store.list("file-streams/files/clicks/pages/")])
 
-    system.maintain("clicks")
+    system.maintain("clicks", clock())
     state = system.file_log("clicks").read()
     assert state is not None
     assert pages() == len(state.pages) + 1
@@ -248,9 +248,9 @@ def test_only_pages_that_nobody_needs_are_deleted(
     assert numbers(view) == [*range(9)]
     before = pages()
     clock.forward(minutes=59)
-    assert system.maintain("clicks").deleted_objects == 0
+    assert system.maintain("clicks", clock()).deleted_objects == 0
     clock.forward(minutes=2)
-    done = system.maintain("clicks")
+    done = system.maintain("clicks", clock())
     state = system.file_log("clicks").read()
     assert state is not None
     assert done.deleted_objects == before - len(state.pages) > 0
@@ -268,7 +268,7 @@ def test_a_look_that_slept_for_hours_loses_its_race_with_a_maintenance(
 
     def maintained_later() -> None:
         clock.forward(hours=5)
-        done = FolderStreams(on_clock(lake_in(inner), clock)).maintain("clicks")
+        done = FolderStreams(on_clock(lake_in(inner), clock)).maintain("clicks", clock())
         assert done.deleted_objects == 2
 
     clicks(landing, on_clock(lake_in(inner), clock)).admit("clicks")
@@ -301,8 +301,8 @@ def test_a_maintenance_that_dies_loses_nothing(
         clock.forward(hours=2)
         store = FaultyStore(inner, [Fault("*", nth, where)])  # type: ignore[arg-type]
         with contextlib.suppress(Crash):
-            FolderStreams(on_clock(lake_in(store), clock)).maintain("clicks")
-        system.maintain("clicks")
+            FolderStreams(on_clock(lake_in(store), clock)).maintain("clicks", clock())
+        system.maintain("clicks", clock())
         assert len(look(system)) == 2
         assert system.oldest([CLICKS]) == {CLICKS: "13"}
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from dagster_adjunct.resources.objects.arrow_files import open_bytes
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.resources.objects.arrow_files import (
+    open_bytes,
+    read_sealed_table,
+    write_sealed_table,
+)
 
 _LEAVES_A_FILE_TO_A_THREAD = """
 import atexit, threading, time
@@ -41,3 +48,12 @@ def test_the_bytes_that_arrow_reads_are_its_own() -> None:
     opened = open_bytes(data)
     assert sys.getrefcount(data) == before
     assert opened.read() == data
+
+
+def test_a_sealed_table_of_which_one_bit_has_flipped_is_not_read() -> None:
+    table = pa.table({"k": ["a", "b"], "n": [1, 2]})
+    data = write_sealed_table(table)
+    assert read_sealed_table(data) == table
+    for place in range(len(data)):
+        with pytest.raises(pa.ArrowInvalid):
+            read_sealed_table(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])

@@ -106,6 +106,19 @@ def test_a_damaged_manifest_is_not_kept(store: ObjectStore) -> None:
         assert lake.commit_log("streams/a", "stream").current() == made
 
 
+def test_a_manifest_of_which_one_bit_has_flipped_is_damaged(store: ObjectStore) -> None:
+    log = CommitLog(store, "streams/a", "stream")
+    made = log.commit(None, {"offsets": {"lake.a.0": "17"}, "partitions": 4}, by="me")
+    good = store.get(made.manifest_key).data
+    for place in range(len(good)):
+        store.put(made.manifest_key, good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises(MalformedDocumentError) as raised:
+            log.current()
+        assert made.manifest_key in str(raised.value.document)
+    store.put(made.manifest_key, good)
+    assert log.current() == made
+
+
 def test_a_log_is_pickled_without_what_is_kept() -> None:
     lake = Lake(InMemoryStore(), "tests")
     log = lake.commit_log("streams/a", "stream")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -259,6 +261,17 @@ def test_a_closed_port_and_missing_credentials_are_reported(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigurationError, match="credentials"):
         S3Store("s3://bucket/x", closed).get("k")
+
+
+def test_a_range_is_right_also_of_a_server_that_ignores_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_object(**request: str) -> dict[str, Any]:
+        return {"Body": io.BytesIO(b"0123456789"), "ETag": '"e"'}
+
+    store = S3Store("s3://bucket/x")
+    monkeypatch.setattr(store, "_client", lambda: SimpleNamespace(get_object=get_object))
+    assert store.get_range("k", 4, 3) == b"456"
+    assert store.get_range("k", 8, 5) == b"89"
+    assert store.get_range("k", 20, 5) == b""
 
 
 def test_a_key_is_placed_below_the_prefix_for_spark_too(s3_server: S3Server) -> None:

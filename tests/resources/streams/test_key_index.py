@@ -355,7 +355,7 @@ def test_an_index_with_damaged_keys_is_not_used(lake: Lake, clock: Clock) -> Non
     key = indexes(streams)[0]
     data = lake.store.get(key).data
     expected = [n for n in range(60) if n % 10 in {3, 4}]
-    group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+    group = pq.ParquetFile(pa.BufferReader(data[:-32])).metadata.row_group(0)
     for place in range(group.num_columns):
         column = group.column(place)
         end = column.data_page_offset + column.total_compressed_size
@@ -380,6 +380,21 @@ def test_an_index_that_this_process_can_not_open_is_not_missing(clock: Clock) ->
     with pytest.raises(ConfigurationError) as caught:
         ids(streams, plane=["N3"])
     assert "ulimit -n" in caught.value.next_step
+
+
+def test_an_index_with_a_damaged_footer_is_not_used(lake: Lake, clock: Clock) -> None:
+    streams = filled(lake, clock, find_by=["plane"])
+    streams.maintain("s")
+    key = indexes(streams)[0]
+    data = lake.store.get(key).data
+    expected = [n for n in range(60) if n % 10 in {3, 4}]
+    length = int.from_bytes(data[-40:-36], "little")
+    for damaged in range(len(data) - 40 - length, len(data), 29):
+        flipped = bytes([data[damaged] ^ 1])
+        lake.store.put(key, data[:damaged] + flipped + data[damaged + 1 :])
+        assert ids(streams, plane=["N3", "N4"]) == expected
+    lake.store.put(key, data[:7])
+    assert ids(streams, plane=["N3", "N4"]) == expected
 
 
 def test_keys_with_equal_hashes_are_told_apart(

@@ -90,9 +90,9 @@ def test_what_a_clock_that_is_ahead_dates_in_the_future_has_the_age_of_its_files
 def test_retention_goes_on_after_an_append_by_a_clock_that_is_years_ahead(
     lake: Lake, records: Records
 ) -> None:
-    streams, ahead, later = (
+    streams, ahead = (
         LakeStreams(on_clock(lake, lambda by=by: datetime.now(UTC) + by))
-        for by in (timedelta(0), timedelta(days=3650), timedelta(hours=2))
+        for by in (timedelta(0), timedelta(days=3650))
     )
     streams.create(
         "s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1))
@@ -100,7 +100,28 @@ def test_retention_goes_on_after_an_append_by_a_clock_that_is_years_ahead(
     for sequence, writer in enumerate((streams, ahead, streams)):
         writer.append("s", records(("k", sequence)), producer="p", sequence=sequence)
     assert streams.maintain("s").dropped_segments == 0
-    assert later.maintain("s").dropped_segments == 3
+    later = datetime.now(UTC) + timedelta(hours=2)
+    assert streams.maintain("s", later).dropped_segments == 3
+
+
+def test_a_maintenance_by_a_clock_that_is_days_ahead_does_what_one_by_the_stores_clock_does(
+    lake: Lake, records: Records
+) -> None:
+    right, ahead = (
+        LakeStreams(on_clock(lake, lambda by=by: datetime.now(UTC) + by))
+        for by in (timedelta(0), timedelta(days=3))
+    )
+    kept = Retention(max_age=timedelta(days=1))
+    merging = CompactionPolicy(min_segments=2)
+    right.create("s", schema=SCHEMA, partitions=1, retention=kept, compaction=merging)
+    for sequence in range(3):
+        right.append("s", records(("k", sequence)), producer="p", sequence=sequence)
+    files = {item.key for item in lake.store.list("streams/s/data/")}
+    done = ahead.maintain("s")
+    assert (done.dropped_segments, done.merged_segments, done.deleted_objects) == (0, 3, 0)
+    assert files < {item.key for item in lake.store.list("streams/s/data/")}, "somebody reads them"
+    right.append("s", records(("k", 3)), producer="p", sequence=3)
+    assert right.read_arrow(right.all_ranges("s")).num_rows == 4
 
 
 def test_only_runs_of_small_neighbours_are_merged() -> None:
