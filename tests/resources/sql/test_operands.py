@@ -67,7 +67,7 @@ def refused(text: str, types: dict[str, str | None] | None = None) -> str | None
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [120, pytest.param(1, marks=pytest.mark.long)])
 def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, step: int) -> None:
     pairs = [shape.format(*names) for shape in shapes(OF_TWO) for names in product(TYPES, TYPES)]
     texts = [*pairs, *(shape.format(name) for shape in shapes(OF_ONE) for name in TYPES)]

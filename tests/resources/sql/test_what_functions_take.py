@@ -135,7 +135,7 @@ def differences(frame: DataFrame, function: str) -> Iterator[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("step", [60, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [140, pytest.param(1, marks=pytest.mark.long)])
 def test_spark_refuses_what_functions_are_said_not_to_take(spark: SparkSession, step: int) -> None:
     frame = spark.createDataFrame([], DDL)
     names = [name for name in DESCRIBED if name not in GENERATOR_FUNCTIONS][::step]
