@@ -200,13 +200,9 @@ class _Scope:
         if operand is not None:
             problem = f"{text!r} uses {operand.text!r} as a boolean, but it is {operand.type}."
             raise self.error(problem, f"Compare it with something: {operand.text} is not null.")
-        mistake = found.mistake
+        mistake = found.mistake or found.rejected
         if mistake is not None:
             raise self.error(f"{text!r} {mistake.phrase}.", mistake.suggestion + self.next_step)
-        if found.rejected:
-            raise self.error(
-                f"{text!r} {found.rejected}.", f"Cast it to a type that fits. {self.next_step}"
-            )
 
     def check_reference(self, expression: Expression, name: ColumnName) -> None:
         """Raise PlanningError unless a name is a column, an alias or known to Spark."""
@@ -283,7 +279,7 @@ class _OperandProblems(NamedTuple):
 
     non_boolean: TypedOperand | None
     mistake: Mistake | None
-    rejected: str | None
+    rejected: Mistake | None
 
 
 @lru_cache(maxsize=65_536)

@@ -9,7 +9,7 @@ does so over drawn expressions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from dagster_adjunct.resources.schemas.types import (
     write_name,
 )
 from dagster_adjunct.resources.sql.expression import did_you_mean
-from dagster_adjunct.resources.sql.parsed import Expression, taken_arguments, written_call
+from dagster_adjunct.resources.sql.parsed import Expression, Taken, taken_arguments, written_call
 from dagster_adjunct.resources.sql.result_types import (
     describe_missing_field,
     field_names,
@@ -88,8 +88,8 @@ _FIELDS = """year y years yr yrs yearofweek quarter qtr month mon mons months we
 _NO_DDL = re.compile(r"[!?;@#%^&*+=/~|$]")
 
 
-def find_operand_problem(expression: Expression, types: Mapping[str, str | None]) -> str | None:
-    """Return a phrase about the first operand whose type Spark is certain to reject, or None.
+def find_operand_problem(expression: Expression, types: Mapping[str, str | None]) -> Mistake | None:
+    """Return the mistake of the first operand whose type Spark is certain to reject, or None.
 
     For example "compares 'n', which is int, with …".
     """
@@ -102,7 +102,11 @@ def find_operand_problem(expression: Expression, types: Mapping[str, str | None]
         problem = None if rule is None else rule(operands, node)
         problem = problem or _argument_problem(operands, node)
         if problem is not None:
-            return problem
+            is_cast = type(node).__name__ in ("Cast", "TryCast")
+            return Mistake(problem, "" if is_cast else "Cast it to a type that fits. ")
+        problem = _constant_problem(operands, node)
+        if problem is not None:
+            return Mistake(problem, "Write a number or a text in its place. ")
     return None
 
 
@@ -110,17 +114,44 @@ def _argument_problem(operands: Operands, node: exp.Expr) -> str | None:
     """Return a phrase about an argument of a function call that the function does not take; None
     without one.
     """
-    call = written_call(node)
-    if call is None or any(isinstance(argument, exp.Kwarg) for argument in call.arguments):
-        return None
-    takes = taken_arguments(call.name, len(call.arguments))
-    for argument, taken in zip(call.arguments, takes, strict=False):
+    for argument, taken in _taken_by_call(node):
         problem = _group_problem(operands, argument, taken.groups)
         if problem is not None:
             return problem
-        if taken.is_constant and operands.depends_on_record(argument):
-            return f"takes {sql_of(argument)!r} in {call.name}(…): expected a constant"
     return None
+
+
+def _constant_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about an argument of a function call that has to be a constant; None if
+    none has to, or it is one.
+    """
+    called = ""
+    call = written_call(node)
+    if call is not None:
+        called = call.name
+    for argument, taken in _taken_by_call(node):
+        if taken.is_constant and operands.depends_on_record(argument):
+            return f"takes {sql_of(argument)!r} as an argument of {called}(): expected a constant"
+    return None
+
+
+def _taken_by_call(node: exp.Expr) -> Iterator[tuple[exp.Expr, Taken]]:
+    """Yield the arguments of a function call with what the function takes there; none for another
+    node, and for arguments by name.
+    """
+    call = written_call(node)
+    if call is None or any(isinstance(argument, exp.Kwarg) for argument in call.arguments):
+        return
+    takes = taken_arguments(call.name, len(call.arguments))
+    yield from zip(call.arguments, takes, strict=False)
+
+
+def may_cast(kind: str, target: str) -> bool:
+    """Whether Spark may cast values of a type to another one, as far as these are known."""
+    words = [_WORD.match(text) for text in (kind, target)]
+    groups = [NARROW_GROUPS.get(word[0], "") if word else "" for word in words]
+    castable = _CASTABLE.get(groups[1])
+    return castable is None or groups[0] in castable.split()
 
 
 def groups_in(groups: Iterable[str]) -> frozenset[str]:
@@ -646,12 +677,10 @@ _CASTABLE = {
 def _cast_problem(operands: Operands, node: exp.Expr) -> str | None:
     """Return a phrase about a cast between types that Spark does not cast, else None."""
     target = operands.kind(node)
-    word = _WORD.match(target or "")
-    group = operands.narrow_group(node.this)
-    if word is None or group is None:
+    kind = operands.kind(node.this)
+    if target is None or operands.narrow_group(node.this) is None or kind is None:
         return None
-    castable = _CASTABLE.get(NARROW_GROUPS.get(word[0], ""))
-    if castable is None or group in castable.split():
+    if may_cast(kind, target):
         return None
     return f"casts {operands.describe(node.this)}, to {target}"
 
