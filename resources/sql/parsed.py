@@ -200,17 +200,26 @@ class Expression:
         return ""
 
 
+# The names of functions that get a unit as the first of three arguments, as in dateadd(DAY, 1, d).
+_WITH_UNIT = {
+    **dict.fromkeys(("dateadd", "date_add"), "timestampadd"),
+    **dict.fromkeys(("datediff", "date_diff"), "timestampdiff"),
+}
+
+
 def taken_arguments(function: str, given: int) -> tuple[Taken, ...]:
     """Return what a function takes as each of its arguments, if it gets this number of them; fewer
     where the others may be anything, none for an unknown function.
     """
+    if given == 3:
+        function = _WITH_UNIT.get(function, function)
     described = _FUNCTIONS.get(function)
     if described is None or not described.takes:
         return ()
     takes = described.takes
     if described.counts.endswith("+"):
         return takes + takes[-1:] * (given - len(takes))
-    if described.counts == "?" and given > len(takes):  # date_add(DAY, 1, d), and not (d, 1)
+    if described.counts == "?" and given > len(takes):
         return ()
     return takes
 

@@ -51,6 +51,7 @@ OF_ONE = """upper({}) | trim({}) | length({}) | substring({}, 1, 2) | repeat({},
 | cast({} as boolean) | cast({} as date) | cast({} as timestamp) | cast({} as binary)
 | cast({} as timestamp_ntz) | cast({} as array<int>) | cast({} as map<string,int>)
 | cast({} as struct<p:int>) | extract(year from {}) | extract(hour from {}) | {} + interval 1 day
+| timestampadd(DAY, {}, v) | dateadd(DAY, 1, {}) | timestampdiff(DAY, v, {}) | datediff(DAY, {}, v)
 | {} - interval 1 day | interval 1 day * {} | interval 1 day / {} | filter(xs, x -> {})"""
 
 
@@ -98,6 +99,9 @@ def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, 
         ("timestamp_millis(g)", "takes 'g', which is double: expected a whole number"),
         ("round(g, c)", "takes 'c' as an argument of round(): expected a constant"),
         ("transform(xs, x -> timestamp_millis(x / 2))", "which is double: expected a whole number"),
+        ("timestampadd(DAY, 1, c)", "takes 'c', which is int: expected a date or timestamp"),
+        ("dateadd(HOUR, u, v)", "takes 'u', which is date: expected a number"),
+        ("datediff(year, u, t)", "takes 't', which is boolean: expected a date or timestamp"),
         ("v >> 1", "calculates with 'v', which is timestamp"),
         ("c & g", "calculates with 'g', which is double"),
         ("u + d", "calculates with 'u', which is date, and 'd', which is bigint"),
