@@ -144,10 +144,21 @@ def _negation(known: KnownTypes, node: exp.Expr) -> str | None:
     return _signed(known.type(node.this))
 
 
+def _as_text(kind: str | None) -> str | None:
+    """Return the type of a part of a value of this type that is cast to a string, unless it is
+    binary.
+    """
+    if kind is None or not isinstance(known_type(kind), Simple) or kind in ("binary", "void"):
+        return None
+    return "string"
+
+
 def _signed(kind: str | None) -> str | None:
     """Return the type of a value of this type with a sign, or without: strings are cast."""
     if kind in NUMBERS or (kind or "").startswith("decimal("):
         return kind
+    if kind is not None and kind.startswith("interval"):
+        return "interval…"
     return "double" if kind == "string" else None
 
 
@@ -166,7 +177,8 @@ def _simple_type(to: exp.Expr) -> str | None:
     if hasattr(to.this, "name"):
         name = to.this.name
     if name == "DECIMAL":
-        digits = [item.name for item in to.expressions]
+        given = [item.name for item in to.expressions]
+        digits = [*given, *("10", "0")[len(given) :]]
         if len(digits) == 2 and all(map(str.isdigit, digits)):
             return f"decimal({','.join(digits)})"
         return None
@@ -239,6 +251,8 @@ def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
     digits = digits_as_decimal(kind)
     if kind in NUMBERS:
         return kind
+    if kind == "string":
+        return "double"
     if digits is None or (places is not None and not _is_whole(places)):
         return None
     return rounded_type(digits, 0 if places is None else int(places.name))
@@ -256,7 +270,7 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
-    if kind in NUMBERS:
+    if kind in NUMBERS or kind == "string":
         return "bigint"
     digits = digits_as_decimal(kind)
     if digits is None:
@@ -726,7 +740,7 @@ TYPE_RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(
         ("Substring", "Left", "Right", "Pad", "Repeat"),
-        lambda known, node: "string" if known.type(node.this) == "string" else None,
+        lambda known, node: _as_text(known.type(node.this)),
     ),
     **dict.fromkeys(
         ("Coalesce", "Greatest", "Least"),
