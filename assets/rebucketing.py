@@ -221,7 +221,7 @@ def _rebucket_generation(
             f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest"
             f" lists {old.rows}.",
             "Nothing was committed. Check the version: adjunct dataset verify"
-            f" {log.name} {version.id}.",
+            f" {log.name} {version.id} --deep.",
             dataset=log.name,
             version=version.id,
         )

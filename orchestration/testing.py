@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -38,7 +39,7 @@ from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable
 from dagster_adjunct.resources.output_tables.opening import AnyOutputTable
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.schemas.paths import missing_part, nest_value, normal_path
-from dagster_adjunct.resources.schemas.records import to_arrow_table
+from dagster_adjunct.resources.schemas.records import require_zones, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.streams.checked_reads import read_table
@@ -151,8 +152,11 @@ def stream_schema(stream: str, given: TestStream, rows: Sequence[Mapping[str, An
         problem = f"stream {stream!r} has no columns: neither a schema nor records are given."
         step = "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))})."
         raise errors.ConfigurationError(problem, step, stream=stream)
+    what = "its first records"
     try:
-        return Schema.from_arrow(to_arrow_table(rows, "its first records").schema)
+        for name in dict.fromkeys(chain.from_iterable(rows)):
+            require_zones([row.get(name) for row in rows], name, what)
+        return Schema.from_arrow(to_arrow_table(rows, what).schema)
     except errors.SchemaMismatchError as error:
         problem = f"stream {stream!r}: {error.problem}"
         step = (

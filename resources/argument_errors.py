@@ -247,9 +247,6 @@ def located_error(
     problem: str, next_step: str = "", *, argument: str | None = None
 ) -> ConfigurationError:
     """Return a ConfigurationError that begins with the line of user code that made the call."""
-    place = find_calling_line()
-    if place is not None:
-        located = f"{place}: {problem}"
-    else:
-        located = problem
-    return ConfigurationError(located, next_step, argument=argument)
+    line = find_calling_line()
+    declared_at = None if line is None else str(line)
+    return ConfigurationError(problem, next_step, argument=argument, declared_at=declared_at)

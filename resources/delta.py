@@ -40,8 +40,13 @@ def delta_options(url: str) -> dict[str, str]:
     """
     if not is_on_s3(url):
         return {}
-    given = s3_filesystem_arguments(LakeSettings().s3_options())
+    settings = LakeSettings().s3_options()
+    given = s3_filesystem_arguments(settings)
     options = {
+        # delta-rs would ask a store that does not answer 11 times, for up to three minutes.
+        "max_retries": str(settings.attempts - 1),
+        "connect_timeout": _milliseconds(settings.connect_timeout),
+        "timeout": _milliseconds(settings.read_timeout),
         "AWS_REGION": given.get("region"),
         "AWS_ACCESS_KEY_ID": given.get("access_key"),
         "AWS_SECRET_ACCESS_KEY": given.get("secret_key"),
@@ -53,6 +58,11 @@ def delta_options(url: str) -> dict[str, str]:
         virtual = bool(given.get("force_virtual_addressing"))
         options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = str(virtual).lower()
     return {name: value for name, value in options.items() if value}
+
+
+def _milliseconds(seconds: float) -> str:
+    """Return a duration as delta-rs reads it."""
+    return f"{max(round(seconds * 1000), 1)}ms"
 
 
 def open_delta(url: str, version: int | None = None) -> DeltaTable:

@@ -134,12 +134,19 @@ class AdjunctError(_ErrorFields, Exception, kw_only=False):
         changed = copy(self)
         changed.__dict__.update(more, problem=problem)
         AdjunctError.__post_init__(changed)
+        _begin_with_line(changed, changed.facts.get("declared_at"))
         return changed
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors are pickled between processes (Spark workers). Not calling the constructor lets
         # subclasses that have one of their own be pickled as well.
         return _rebuild, (type(self), *self.args), self.__dict__
+
+
+def _begin_with_line(error: AdjunctError, line: str | None) -> None:
+    """Let the text of an error begin with the line of the user's file, unless that is None."""
+    if line is not None:
+        error.args = (f"{line}: {error.args[0]}",)
 
 
 def _rebuild(kind: type[AdjunctError], *args: object) -> AdjunctError:
@@ -176,6 +183,11 @@ class ConfigurationError(PermanentError):
     backend: str | None = None  # the name under which a backend of tables is registered
     module: str | None = None  # of the user's code
     package: str | None = None  # that is not installed
+    declared_at: str | None = None  # the line of the user's file with the mistake: "visits.py:12"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _begin_with_line(self, self.declared_at)
 
 
 class InvalidNameError(ConfigurationError):
@@ -401,11 +413,11 @@ class PlanningError(PermanentError):
     declared_at: str | None = (
         None  # the line of the user's file that made the operator: "visits.py:12"
     )
+    places: tuple[str, ...] = ()  # such lines of several operators, which the problem lists
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.declared_at is not None:
-            self.args = (f"{self.declared_at}: {self.args[0]}",)
+        _begin_with_line(self, self.declared_at)
 
 
 class PartitionCountMismatchError(PlanningError):

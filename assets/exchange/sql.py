@@ -210,8 +210,8 @@ def _stream_not_found_error(lake: Lake, name: str) -> StreamNotFoundError:
     if is_of_files(name):
         return StreamNotFoundError(
             problem,
-            f"Export the stream of files, and query that file: adjunct stream export {name} --to"
-            " FILE.parquet.",
+            f"Export the stream of files, adjunct stream export {name} --to FILE.parquet, and query"
+            " that file with DuckDB itself.",
             stream=name,
         )
     if not name.startswith(f"{LAKE}."):

@@ -216,8 +216,7 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
     if old_key != (newest.key, newest.partition_by, newest_key_types):
         raise DatasetError(
             f"{what}they have different keys.",
-            "Discard the older versions (adjunct dataset expire), or declare the dataset under a"
-            " new name.",
+            f"{_discard_older(dataset)}, or declare the dataset under a new name.",
             dataset=dataset,
             version=old.id,
         )
@@ -227,11 +226,18 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
             raise DatasetError(
                 f"{what}its column {field.name!r} is {field.type}, and"
                 f" {newest_types[field.name]} there.",
-                "Discard the older versions (adjunct dataset expire), or give the column a new"
-                " name.",
+                f"{_discard_older(dataset)}, or give the column a new name.",
                 dataset=dataset,
                 version=old.id,
             )
+
+
+def _discard_older(dataset: str) -> str:
+    """Return how to discard all versions but the one that is served, which the declared policy may
+    keep.
+    """
+    command = f"adjunct dataset expire {dataset} --keep 1 --grace 0s"
+    return f"Discard the older versions ({command}; --dry-run lists them)"
 
 
 Reader = VersionReader | VersionsOverTime

@@ -30,6 +30,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     to_name_tuple,
 )
 from dagster_adjunct.orchestration.application.component_files import find_component_mistake
+from dagster_adjunct.orchestration.application.declared_lines import locate_errors, with_line
 from dagster_adjunct.orchestration.application.graph import (
     DatasetGroup,
     DatasetHandle,
@@ -58,7 +59,12 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import find_calling_line
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ComponentError,
+    ConfigurationError,
+    PlanningError,
+)
 from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable
@@ -69,6 +75,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.small_work import SMALL_RECORDS
 from dagster_adjunct.resources.streams.system import CHANGE_IMAGES, CHANGES
 from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
+from dagster_adjunct.resources.user_code import failing_line
 from dagster_adjunct.resources.validation import validated_methods
 
 T = TypeVar("T")
@@ -97,6 +104,7 @@ def _check_limit(application: str, argument: str, value: Any, least: Any, expect
         raise argument_error(found, expected, argument=argument, application=application)
 
 
+@locate_errors
 @validated_methods
 class Application:
     """One job: its inputs, outputs, tables and operators.
@@ -602,7 +610,10 @@ def import_user_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # importing runs the user's code
         cause = _own_cause(error)
         if isinstance(cause, AdjunctError):
-            raise cause from None
+            line = failing_line(cause)
+            if line is None or isinstance(cause, ComponentError):
+                raise cause from None
+            raise with_line(cause, line) from None
         mistake = find_component_mistake(name, cause)
         if mistake is not None:
             raise mistake from error

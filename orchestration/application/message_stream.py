@@ -16,6 +16,7 @@ from pydantic import PositiveInt, SkipValidation
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.assets.reading.point_in_time import Known
+from dagster_adjunct.orchestration.application.declared_lines import locate_errors
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -197,6 +198,7 @@ def check_same_application(graph: OperatorGraph, target: Any) -> None:
     raise PlanningError(problem, step, application=graph.name)
 
 
+@locate_errors
 @validated_methods
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageStream:

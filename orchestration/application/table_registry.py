@@ -453,7 +453,7 @@ def _loss_error(
     """
     name = table.name
     here = table.place
-    accept = f"adjunct table allow-recreate {name}"
+    accept = f"adjunct table allow-recreate {name} --reason …"
     if loss == "gone":
         if here == written_as:
             problem = (
@@ -506,15 +506,17 @@ def read_table_notes(lake: Lake, app: Application) -> list[str]:
         tables.close()
 
 
-def reset_table(lake: Lake, name: str, *, by: str) -> None:
+def reset_table(lake: Lake, name: str, *, by: str, reason: str) -> None:
     """Forget what a table's store said, so that the next run may create or accept it; the store
-    is left unchanged. Raises ConfigurationError for a table that the lake does not know.
+    is left unchanged, and the lake records who did it and why. Raises ConfigurationError for a
+    table that the lake does not know.
     """
 
     def decide(current: Commit | None) -> dict[str, Any]:
         if current is None:
             raise _unknown_table_error(lake, name)
-        return {**current.body, "presence": None}
+        reset = {"at": lake.now().isoformat(), "by": by, "reason": reason}
+        return {**current.body, "presence": None, "reset": reset}
 
     _log(lake, name).transact(decide, by=by)
 

@@ -303,9 +303,9 @@ def show_table(
     """Print rows as a table with these columns, numbers aligned right; further cells of a row are
     left out.
 
-    User data (`own`) is printed as it is. Otherwise version ids and times are shortened,
-    sentences that do not fit are printed below the table, and the values of the column `path` lose
-    their middle if they do not fit.
+    User data (`own`) is printed as it is: with nested values that do not fit, a block of lines for
+    each row. Otherwise version ids and times are shortened, sentences that do not fit are printed
+    below the table, and the values of the column `path` lose their middle if they do not fit.
     """
     wide = _is_wide()
     below: list[str] = []
@@ -320,6 +320,9 @@ def show_table(
     cells = _shorten_paths(columns, cells, path, [columns[at] for at in shown])
     width = natural_width([columns[at] for at in shown], columns, cells)
     is_whole = wide or (width <= console.width and not own)
+    if _needs_blocks(rows, width, own=own):
+        _show_blocks(title, columns, rows)
+        return
     table = Table()
     for at in shown:
         no_wrap = is_whole or (at == 0 and not own)
@@ -333,6 +336,34 @@ def show_table(
         return
     console.print(table)
     _show_sentences(columns, below, with_whole_paths)
+
+
+def _needs_blocks(rows: Iterable[Sequence[Any]], width: int, *, own: bool) -> bool:
+    """Whether a cell of user data is a list or a mapping, and the table of this width does not
+    fit.
+    """
+    if not own or _is_wide() or width <= console.width:
+        return False
+    return any(isinstance(cell, Mapping | list | tuple) for row in rows for cell in row)
+
+
+def _show_blocks(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print each row of user data as a block with a line for each column, and for each element of
+    an array that does not fit into one.
+    """
+    console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
+    room = console.width - max(map(len, columns)) - 7  # what the borders leave to values
+    for row in rows:
+        table = Table(show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold", ratio=1)
+        for name, cell in zip(columns, row, strict=False):
+            text = format_value(cell, own=True)
+            if isinstance(cell, list | tuple) and len(text) > room:
+                elements = [format_nested([element])[1:-1] for element in cell]
+                text = "[" + ",\n ".join(elements) + "]"
+            table.add_row(Text(name), Text(text))
+        console.print(table)
 
 
 def _shorten_paths(

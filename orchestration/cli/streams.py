@@ -335,7 +335,7 @@ def _show_missed(lake: Lake, name: str) -> None:
 @name_argument
 @click.argument("reader")
 @yes_option
-@lake_option()
+@lake_options()
 def remove_reader(lake: Lake, name: str, reader: str, yes: bool) -> None:
     """Remove a named reader; if it reads again, it starts as a new reader.
 
@@ -350,6 +350,7 @@ def remove_reader(lake: Lake, name: str, reader: str, yes: bool) -> None:
         listed = ", ".join(existing) or "none"
         problem = f"stream {name!r} has no reader {reader!r}; its readers: {listed}."
         raise ConfigurationError(problem, "Check the name.", stream=f"lake.{name}")
+    show_json({"stream": name, "reader": reader, "removed": True})
     show_line(f"Reader {reader} of {name} is removed.")
 
 

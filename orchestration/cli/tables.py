@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.application.table_registry import (
 )
 from dagster_adjunct.orchestration.cli import output
 from dagster_adjunct.orchestration.cli.options import (
+    audit_options,
     confirm,
     confirm_at_terminal,
     flag,
@@ -30,7 +31,6 @@ from dagster_adjunct.orchestration.cli.options import (
     limit_option,
     name_argument,
     option,
-    user_option,
     yes_option,
 )
 from dagster_adjunct.resources.errors import (
@@ -119,14 +119,14 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
 
 @table.command("allow-recreate")
 @name_argument
-@user_option
+@audit_options
 @lake_options()
-def allow_recreate(lake: Lake, name: str, by: str) -> None:
+def allow_recreate(lake: Lake, name: str, reason: str, by: str) -> None:
     """Let the next run create a table that is gone, or accept one that was replaced or restored.
     Deletes nothing.
     """
-    reset_table(lake, name, by=by)
-    output.show_json({"table": name, "forgotten": True})
+    reset_table(lake, name, by=by, reason=reason)
+    output.show_json({"table": name, "forgotten": True, "by": by, "reason": reason})
     output.show_line(
         f"Table {name} may be created again: the next run that writes it creates it, or takes it"
         " as is."

@@ -323,15 +323,52 @@ def _options(hint: Any) -> list[Argument]:
 # -- models of the YAML
 
 
-def _add_names(schema: dict[str, Any]) -> None:
-    """Add the form's keys to its JSON schema, so that `dg check yaml` lists them in its error about
-    an unknown one.
+_HOW_YAML_READS = "YAML reads no, off, yes and on as false and true: write a text in quotes, 'no'"
+
+
+def _complete_schema(schema: dict[str, Any]) -> None:
+    """Add to a form's JSON schema what `dg check yaml` shows in its errors: the form's keys, for an
+    unknown one, and how YAML reads texts such as no.
     """
-    schema["propertyNames"] = {"enum": list(schema.get("properties", ()))}
+    properties = schema.get("properties", {})
+    schema["propertyNames"] = {"enum": list(properties), "not": _no_text({"type": "boolean"})}
+    for written in properties.values():
+        _refuse_booleans(written)
+
+
+def _refuse_booleans(schema: Any) -> None:
+    """Add to the JSON schema of a value, and of its parts, that a text is no boolean."""
+    if not isinstance(schema, dict):  # additionalProperties may be true
+        return
+    choices = schema.get("anyOf", [schema])
+    refused: list[dict[str, Any]] = []
+    if _takes_text(choices):
+        refused.append({"type": "boolean"})
+    for choice in choices:
+        items = choice.get("items")
+        if isinstance(items, dict) and _takes_text(items.get("anyOf", [items])):
+            refused.append({"type": "array", "contains": {"type": "boolean"}})
+        for part in ("items", "additionalProperties", "then", "else"):
+            _refuse_booleans(choice.get(part))
+    if refused:
+        schema["not"] = _no_text(*refused)
+
+
+def _takes_text(choices: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether one of these JSON schemas takes texts, and none takes booleans."""
+    types = {choice.get("type") for choice in choices}
+    return "string" in types and "boolean" not in types
+
+
+def _no_text(*refused: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema that a text is not valid under. The error of `dg check yaml` shows it,
+    with sorted keys, so that it begins with the reason.
+    """
+    return {"$comment": _HOW_YAML_READS, "anyOf": list(refused)}
 
 
 class _Declaration(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_add_names)
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_complete_schema)
 
     @model_validator(mode="before")
     @classmethod

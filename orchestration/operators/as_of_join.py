@@ -25,6 +25,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Column
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.paths import column_of, flat_name, value_of
+from dagster_adjunct.resources.sql.result_types import INTEGERS, NUMBERS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
@@ -69,10 +70,13 @@ class AsOfJoin(Join):
         stream.require_simple(operator, (time,), "with the record's time")
         kind = stream.type_of(time)
         if kind is not None and kind not in TIME_TYPES:
-            is_text = kind in ("string", "timestamp_ntz")
-            converted = f"cast({time} as timestamp)" if is_text else f"timestamp_millis({time})"
             problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
-            step = f'Convert it first, for example .with_columns({flat_name(time)}="{converted}").'
+            converted = expression_of_time(time, kind)
+            if converted is None:
+                step = "Name a column with the record's time."
+            else:
+                step = "Convert it first, for example"
+                step += f' .with_columns({flat_name(time)}="{converted}").'
             raise PlanningError(problem, step, column=time, dataset=self.dataset, operator=operator)
         if selects_interval_id(self.select) and entries.find(INTERVAL_ID) is None:
             if self.as_of.known_then:
@@ -215,3 +219,16 @@ def _check_known_then(operator: str, dataset: AdjunctDataset, as_of: AsOf) -> No
             dataset=dataset.name,
             operator=operator,
         )
+
+
+def expression_of_time(column: str, kind: str) -> str | None:
+    """Return an expression that makes a timestamp of a column of this type, None if there is no
+    usual one.
+    """
+    if kind in ("string", "timestamp_ntz"):
+        return f"cast({column} as timestamp)"
+    if kind in INTEGERS:
+        return f"timestamp_millis({column})"
+    if kind in NUMBERS or kind.startswith("decimal("):
+        return f"timestamp_millis(cast({column} as bigint))"
+    return None

@@ -120,7 +120,7 @@ class EventTime:
         problem = (
             f"{operator}: event_time={self.expression!r} is {kind}: expected timestamp or date."
         )
-        step = "Convert it: to_timestamp(text), timestamp_millis(number)."
+        step = "Convert it: to_timestamp(text), timestamp_millis(whole number)."
         return PlanningError(problem, step, operator=operator)
 
 

@@ -65,6 +65,7 @@ from dagster_adjunct.resources.sql.checking import (
     check_expressions,
 )
 from dagster_adjunct.resources.sql.expression import implies_true, parse_expression, struct_fields
+from dagster_adjunct.resources.sql.operands import may_cast
 from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.sql.types import expression_type, types_differ
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
@@ -637,7 +638,9 @@ class Merge(Spec):
                     f" {source}, {kind} in {self.inputs[0]}; equal values of different types hash"
                     " to different partitions."
                 )
-                step = f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").'
+                common = _common_cast(kind, other_kind)
+                where = "one of them" if common in (kind, other_kind) else "both"
+                step = f'Cast it in {where}: .with_columns({name}="cast({name} as {common})").'
                 raise PlanningError(problem, step, operator=operator, column=name)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
@@ -835,3 +838,10 @@ def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
             step = f'Write, for example, {name}="spent * 1.2"; a text is {name}="\'text\'".'
             raise ConfigurationError(problem, step, argument=name)
     return WithColumns(tuple(columns.items()))
+
+
+def _common_cast(one: str, other: str) -> str:
+    """Return a type to which both types can be cast: one of them, or else string."""
+    if may_cast(other, one):
+        return one
+    return other if may_cast(one, other) else "string"

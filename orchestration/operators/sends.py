@@ -44,6 +44,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
+from dagster_adjunct.resources.sql.operands import may_cast
 from dagster_adjunct.resources.streams.system import LAKE
 from dagster_adjunct.resources.user_code import check_plain_function
 
@@ -279,15 +280,15 @@ class SendToLocal(DatasetSend):
             name = declared.name
             kind = columns.type_of(name)
             compared.append(ComparedColumn(name, kind, what, declared.type))
-            if kind not in (None, declared.type):
+            if kind is not None and kind != declared.type:
                 problem = (
                     f"{operator}: column {name!r} is {kind}, and {what} is declared with"
                     f" {declared.type}."
                 )
-                step = (
-                    f'Cast it first: .with_columns({name}="cast({name} as {declared.type})"); or'
-                    f" declare the column as {kind}."
-                )
+                step = f"Declare the column as {kind}, or send other values."
+                if may_cast(kind, declared.type):
+                    cast = f'.with_columns({name}="cast({name} as {declared.type})")'
+                    step = f"Cast it first: {cast}; or declare the column as {kind}."
                 raise PlanningError(problem, step, column=name, operator=operator)
         return compared
 

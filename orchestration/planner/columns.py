@@ -196,7 +196,11 @@ def visit_operators(app: Application, catalog: Catalog, visit: Callable[[Operato
         raise first
     lines = [f"{len(errors)} operators can't work:", *(f"- {error}" for error in errors)]
     raise PlanningError(
-        "\n".join(lines), "Fix each of them.", operator=first.operator, column=first.column
+        "\n".join(lines),
+        "Fix each of them.",
+        operator=first.operator,
+        column=first.column,
+        places=tuple(error.declared_at or "" for error in errors),
     )
 
 

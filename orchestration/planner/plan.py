@@ -88,7 +88,7 @@ class ExecutionPlan(PlannedApplication):
                 f"the plan of {self.application!r} has no {kind} {name!r}; it has"
                 f" {', '.join(shown)}."
             )
-            about = {"application": self.application}
+            about: dict[str, Any] = {"application": self.application}
             if kind != "task":  # errors have no field for a task
                 about[kind] = name
             raise PlanningError(problem, "Check the name.", **about)

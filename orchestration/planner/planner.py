@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
@@ -37,6 +37,7 @@ from dagster_adjunct.assets.unbounded.recovery import must_evolve
 from dagster_adjunct.assets.validation.validators import list_spark_validators
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.declared_lines import with_line
 from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, PlannedStream
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
@@ -80,6 +81,7 @@ from dagster_adjunct.orchestration.planner.restatements import (
     check_restated_sums,
     plan_restatements,
 )
+from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -112,8 +114,8 @@ R = TypeVar("R")
 def _in_words_of_source(
     function: Callable[Concatenate[Application, P], R],
 ) -> Callable[Concatenate[Application, P], R]:
-    """Return the function with errors in the words of the file that declares its application, for
-    an application that is not declared in Python.
+    """Return the function with errors that have the line of a declaration in Python; for an
+    application that is not declared in Python, in the words of the file that declares it.
     """
 
     @wraps(function)
@@ -121,11 +123,29 @@ def _in_words_of_source(
         try:
             return function(app, *args, **options)
         except PermanentError as error:
-            if app.error_of_source is None:
+            if app.error_of_source is not None:
+                raise app.error_of_source(error) from None
+            line = _find_line(app, error)
+            if line is None:
                 raise
-            raise app.error_of_source(error) from None
+            raise with_line(error, line) from error.__cause__
 
     return call
+
+
+def _find_line(app: Application, error: PermanentError) -> CodeLine | None:
+    """Return the line that declares what a planning error is about: an operator, a dataset, or the
+    application. None for another error, and for one that has its line.
+    """
+    if not isinstance(error, PlanningError) or error.declared_at is not None or error.places:
+        return None
+    for operator in app.operators:
+        if operator.id == error.operator:
+            return operator.declared_at
+    for dataset in app.datasets:
+        if dataset.name == error.dataset:
+            return dataset.declared_at
+    return app.declared_at
 
 
 @validated
@@ -602,7 +622,7 @@ class _Sql(NamedTuple):
     text: str
     is_query: bool
     owner: str
-    facts: Mapping[str, str | None]
+    facts: Mapping[str, Any]
 
 
 def _iter_sql(app: Application) -> Iterator[_Sql]:

@@ -613,8 +613,8 @@ def _without_admitted(waiting: Mapping[str, str], known: _Known) -> dict[str, st
 
 @contextmanager
 def _naming_stream(stream: str) -> Iterator[None]:
-    """Put the name of the stream into the commands that errors about files suggest: feeds do not
-    know it, and write STREAM. Names that are there already stay.
+    """Put the name of the stream into errors about files, and into the commands that they suggest:
+    feeds do not know it, and write STREAM. Names that are there already stay.
     """
     try:
         yield
@@ -626,7 +626,10 @@ def _naming_stream(stream: str) -> Iterator[None]:
         step = error.next_step.replace("stream set-aside STREAM ", f"stream set-aside {stream} ")
         step = step.replace("stream admit STREAM.", f"stream admit {stream}.")
         step = step.replace("(lake, STREAM,", f"(lake, {stream!r},")  # of begin_changes_again
-        raise error.reworded(error.problem, step, stream=stream) from error.__cause__
+        problem = error.problem
+        if error.stream is None:
+            problem = f"stream {stream}: {problem}"
+        raise error.reworded(problem, step, stream=stream) from error.__cause__
 
 
 def _empty_table(schema: Schema, names: Sequence[str]) -> pa.Table:

@@ -124,9 +124,10 @@ def _check_days(values: Sequence[object], array: pa.Array) -> None:
 def _check_times(values: Sequence[object], array: pa.Array) -> None:
     """Raise ValueError for a value that is no time, has no zone, or is finer than microseconds."""
     for value in map(_as_python, values):
-        has_zone = isinstance(value, datetime) and value.utcoffset() is not None
-        if value is not None and not has_zone:
+        if value is not None and not isinstance(value, datetime):
             raise ValueError(f"{value} is not a time with a time zone")
+        if value is not None and value.utcoffset() is None:
+            raise NaiveTimeError(f"{value} is not a time with a time zone")
         if getattr(value, "nanosecond", 0):  # a pandas Timestamp
             raise ValueError(f"{value} is finer than microseconds")
 
@@ -138,16 +139,30 @@ def _check_float32(values: Sequence[object], array: pa.Array) -> None:
             raise ValueError(f"{value} is too large for 32 bits")
 
 
+class NaiveTimeError(ValueError):
+    """A datetime has no time zone."""
+
+
 class NestedValueError(ValueError):
-    """A part of a nested value does not fit: its path from the whole value, the reason, and the
-    type that is expected there, if the reason does not say what to send.
+    """A part of a nested value does not fit: its path from the whole value, the reason, the type
+    that is expected there, if the reason does not say what to send, and whether it is a datetime
+    that has no time zone.
     """
 
-    def __init__(self, path: str, reason: str, expected: str = "") -> None:
+    def __init__(
+        self, path: str, reason: str, expected: str = "", *, is_naive_time: bool = False
+    ) -> None:
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.reason = reason
         self.expected = expected
+        self.is_naive_time = is_naive_time
+
+    def within(self, step: str) -> NestedValueError:
+        """Return the error with the path from a value that has this one at `step`."""
+        return NestedValueError(
+            step + self.path, self.reason, self.expected, is_naive_time=self.is_naive_time
+        )
 
 
 def _exact_within(step: str, values: Sequence[object], kind: pa.DataType) -> pa.Array:
@@ -157,14 +172,15 @@ def _exact_within(step: str, values: Sequence[object], kind: pa.DataType) -> pa.
     try:
         return _exact(values, kind)
     except NestedValueError as error:
-        raise NestedValueError(step + error.path, error.reason, error.expected) from error
+        raise error.within(step) from error
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         expected = str(tree_from_arrow(kind, step))
         if isinstance(error, pa.ArrowException | TypeError | OverflowError):
             reason = f"{_shown(_first_misfit(values, kind))} is no {expected}"
         else:
             reason = str(error)
-        raise NestedValueError(step, reason, expected) from error
+        is_naive = isinstance(error, NaiveTimeError)
+        raise NestedValueError(step, reason, expected, is_naive_time=is_naive) from error
 
 
 def _first_misfit(values: Sequence[object], kind: pa.DataType) -> object:

@@ -5,7 +5,7 @@ Polars frames, rows as dictionaries.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import date
+from datetime import date, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -39,6 +39,18 @@ _TEXTS_IN_JSON = {
     "decimal": "a Decimal",
 }
 """What to send in Python for a type whose values are texts in JSON."""
+_IN_PYTHON = {
+    **_TEXTS_IN_JSON,
+    "string": "a str",
+    "boolean": "a bool",
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "an int"),
+    **dict.fromkeys(("float", "double"), "a float"),
+}
+"""What to send in Python for a simple type, without its digits."""
+_ABOUT_JSON = "texts in lines of JSON are read by `adjunct stream append NAME FILE`"
+_ADD_ZONE = (
+    "Give it the zone whose clock it shows, as in time.replace(tzinfo=datetime.timezone.utc)."
+)
 
 
 class RowPlace(NamedTuple):
@@ -286,11 +298,45 @@ def _table_from_rows(
         columns = {field.name: pa.nulls(len(rows), field.type) for field in schema.to_arrow()}
     for name in dict.fromkeys(chain.from_iterable(rows)):
         values = [row.get(name) for row in rows]
-        if schema is not None and name in schema and is_nested(schema.field(name).type):
-            columns[name] = _nested_column(values, schema.field(name), what)
+        if schema is not None and name in schema:
+            columns[name] = _declared_column(values, schema.field(name), what)
         else:
             columns[name] = _column_from_values(values, name, what)
     return pa.table(columns)
+
+
+def _declared_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
+    """Return Python values as a column of the declared type or, if that is simple, of the type that
+    Arrow infers. Raises SchemaMismatchError for a type whose values do not fit the declared one,
+    and for times without a zone.
+    """
+    if is_nested(field.type):
+        return _nested_column(values, field, what)
+    kind = arrow_type(field.type)
+    if pt.is_timestamp(kind):
+        require_zones(values, field.name, what, sensitive=field.sensitive)
+    column = _column_from_values(values, field.name, what)
+    mismatch = find_type_mismatch(column.type, kind, field.name)
+    if mismatch is not None:
+        name = field.type.partition("(")[0]
+        step = f"Send {_IN_PYTHON[name]}"
+        if pt.is_string(column.type) and name in _TEXTS_IN_JSON:
+            step += f"; {_ABOUT_JSON}"
+        raise SchemaMismatchError(f"{what}: {mismatch}.", f"{step}.", column=field.name)
+    return column
+
+
+def require_zones(values: Sequence[Any], name: str, what: str, *, sensitive: bool = False) -> None:
+    """Raise SchemaMismatchError for the first datetime among the values of a column, one for each
+    row, that has no time zone.
+    """
+    for row, value in enumerate(values):
+        # NaT is a datetime whose year is a float, and whose method utcoffset() fails.
+        is_time = isinstance(value, datetime) and isinstance(value.year, int)
+        if is_time and value.utcoffset() is None:
+            found = "a time" if sensitive else f"the time {value}"
+            problem = f"{what}: column {name!r} of row {row} is {found} without a time zone."
+            raise SchemaMismatchError(problem, _ADD_ZONE, column=name, row=row)
 
 
 def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
@@ -312,11 +358,10 @@ def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
         expected = getattr(cause, "expected", "") or field.type
         step = f"Send values of the declared type {expected}, or correct the schema."
         in_python = _TEXTS_IN_JSON.get(expected.partition("(")[0])
-        if in_python is not None:
-            step = (
-                f"Send {in_python}. Texts in lines of JSON are read by `adjunct stream append"
-                " NAME FILE`, or correct the schema."
-            )
+        if getattr(cause, "is_naive_time", False):
+            step = _ADD_ZONE
+        elif in_python is not None:
+            step = f"Send {in_python}; {_ABOUT_JSON}. Or correct the schema."
         raise SchemaMismatchError(problem, step, column=field.name, row=row) from (
             None if field.sensitive else error
         )

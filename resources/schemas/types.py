@@ -516,11 +516,17 @@ def _simple_from_arrow(kind: pa.DataType, path: str) -> str:
     return next((name for name in SIMPLE_TYPES if arrow_type(name).equals(kind)), str(kind))
 
 
-def time_zone_advice(name: str) -> str:
-    """Return how to give the times of a column a time zone."""
+def time_zone_advice(path: str) -> str:
+    """Return how to give the times of a column of a frame, or of a part of one, a time zone."""
+    if "[" in path or "." in path:  # a part of a nested value, which these functions don't take
+        return (
+            "Give its times a time zone where they are made, as in"
+            " time.replace(tzinfo=datetime.timezone.utc), or in Arrow with the type"
+            " pyarrow.timestamp('us', 'UTC')."
+        )
     return (
-        f"Set its time zone, as in pandas df[{name!r}].dt.tz_localize('UTC'), or in Arrow "
-        f"pyarrow.compute.assume_timezone(table[{name!r}], 'UTC')."
+        f"Set its time zone, as in pandas df[{path!r}].dt.tz_localize('UTC'), or in Arrow "
+        f"pyarrow.compute.assume_timezone(table[{path!r}], 'UTC')."
     )
 
 

@@ -7,22 +7,14 @@ Only certain errors are raised. Whatever is unknown here is left to Spark, and h
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
-from dagster_adjunct.resources.schemas.types import (
-    Array,
-    Map,
-    Simple,
-    Struct,
-    Type,
-    known_type,
-    write_name,
-)
+from dagster_adjunct.resources.schemas.types import Simple, known_type
 from dagster_adjunct.resources.sql.expression import (
     NILADIC,
     calls,
@@ -32,6 +24,12 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     parse_select,
 )
+from dagster_adjunct.resources.sql.operands import (
+    Mistake,
+    Operands,
+    find_mistake,
+    find_operand_problem,
+)
 from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName, Expression
 from dagster_adjunct.resources.sql.result_types import (
     describe_missing_field,
@@ -39,14 +37,10 @@ from dagster_adjunct.resources.sql.result_types import (
     type_of_field,
 )
 from dagster_adjunct.resources.sql.types import (
-    KnownTypes,
     TypedOperand,
     expression_type,
     find_non_boolean_operand,
-    function_of_lambda,
-    lambda_arguments,
     referenced_types,
-    walk_with_types,
 )
 
 _NONDETERMINISTIC_FUNCTIONS = frozenset(
@@ -206,13 +200,9 @@ class _Scope:
         if operand is not None:
             problem = f"{text!r} uses {operand.text!r} as a boolean, but it is {operand.type}."
             raise self.error(problem, f"Compare it with something: {operand.text} is not null.")
-        mistake = found.mistake
+        mistake = found.mistake or found.rejected
         if mistake is not None:
             raise self.error(f"{text!r} {mistake.phrase}.", mistake.suggestion + self.next_step)
-        if found.rejected:
-            raise self.error(
-                f"{text!r} {found.rejected}.", f"Cast it to a type that fits. {self.next_step}"
-            )
 
     def check_reference(self, expression: Expression, name: ColumnName) -> None:
         """Raise PlanningError unless a name is a column, an alias or known to Spark."""
@@ -282,15 +272,6 @@ class _Scope:
         return self.error(problem, did_you_mean(name.name, columns) + self.next_step, name.name)
 
 
-class Mistake(NamedTuple):
-    """What is wrong in an expression, as the end of a sentence about it, and a sentence that
-    suggests what was meant, or "".
-    """
-
-    phrase: str
-    suggestion: str = ""
-
-
 class _OperandProblems(NamedTuple):
     """What `find_non_boolean_operand`, `find_mistake` and `find_operand_problem` find in an
     expression.
@@ -298,7 +279,7 @@ class _OperandProblems(NamedTuple):
 
     non_boolean: TypedOperand | None
     mistake: Mistake | None
-    rejected: str | None
+    rejected: Mistake | None
 
 
 @lru_cache(maxsize=65_536)
@@ -470,435 +451,6 @@ def check_expressions(
         if expression.alias is not None:
             before[expression.alias] = kind
     return items
-
-
-# Operands with types that Spark never accepts in a comparison, calculation or cast, neither in ANSI
-# mode nor without it.
-#
-# Only groups of types are considered: nothing is rejected if operands are of one group, or one of
-# them is a string that is cast to the other's type. `test_spark_agrees.py` checks over all pairs of
-# types that Spark rejects whatever is rejected here.
-
-Rule: TypeAlias = Callable[["Operands", "exp.Expr"], str | None]
-"""Returns a phrase about an operand of a node that Spark certainly rejects, None without one."""
-
-_GROUPS = {
-    "number": ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
-    "text": ("string",),
-    "boolean": ("boolean",),
-    "time": ("date", "timestamp", "timestamp_ntz"),
-    "binary": ("binary",),
-    "interval": ("interval",),
-    "array": ("array",),
-    "map": ("map",),
-    "struct": ("struct",),
-}
-_GROUP_OF = {word: group for group, words in _GROUPS.items() for word in words}
-_WORD = re.compile("[a-z_]+")
-_NESTED = frozenset({"array", "map", "struct"})
-_COMPARISONS = frozenset({"EQ", "NEQ", "LT", "LTE", "GT", "GTE", "NullSafeEQ", "NullSafeNEQ"})
-_PREDICATES = frozenset({"In", "Between", "Like", "ILike", "RegexpLike", "Is"})
-_FIELDS = """year y years yr yrs yearofweek quarter qtr month mon mons months week w weeks day d
-    days dayofweek dow dayofweek_iso dow_iso doy hour h hours hr hrs minute m min mins minutes
-    second s sec seconds secs"""
-_NO_DDL = re.compile(r"[!?;@#%^&*+=/~|$]")
-
-
-def find_operand_problem(expression: Expression, types: Mapping[str, str | None]) -> str | None:
-    """Return a phrase about the first operand whose type Spark is certain to reject, or None.
-
-    For example "compares 'n', which is int, with …".
-    """
-    if expression.tree is None or expression.unread:
-        return None
-    for operands, node in walk_with_types(Operands(types), expression.tree):
-        rule = _RULES.get(type(node).__name__)
-        if rule is None or _binds_differently_in_spark(node):
-            continue
-        problem = rule(operands, node)
-        if problem is not None:
-            return problem
-    return None
-
-
-def find_mistake(expression: Expression, types: Mapping[str, str | None]) -> Mistake | None:
-    """Return the first field that a value certainly does not have, or lambda with a wrong number of
-    variables; None if there is none.
-
-    Fields of columns outside of lambdas, as in `customer.city`, are checked elsewhere.
-    """
-    if expression.tree is None or expression.unread:
-        return None
-    for operands, node in walk_with_types(Operands(types), expression.tree):
-        rule = _MISTAKES.get(type(node).__name__)
-        mistake = None if rule is None else rule(operands, node)
-        if mistake is not None:
-            return mistake
-    return None
-
-
-def _find_missing_field(operands: Operands, node: exp.Expr) -> Mistake | None:
-    """Return the mistake of `value.field` or `value['field']` without such a field, None if it has
-    one, or may have.
-    """
-    field = node.args.get("expression")
-    if type(node).__name__ == "Bracket":
-        field = node.expressions[0] if len(node.expressions) == 1 else None
-        if node.args.get("offset") or not getattr(field, "is_string", False):
-            return None
-    elif type(field).__name__ != "Identifier":
-        return None
-    type_ = known_type(operands.kind(node.this))
-    if type_ is None or field is None:
-        return None
-    if isinstance(type_, Simple) and type(node).__name__ == "Bracket":  # reported as an index
-        return None
-    return _describe_field(node, type_, field.name, operands.path(node.this))
-
-
-def _find_missing_field_of_variable(operands: Operands, node: exp.Expr) -> Mistake | None:
-    """Return the mistake of `x.price` for a variable `x` of a lambda without such a field. The
-    parser reads it as a column if it is written `X.price`. None for a real column.
-    """
-    first, *fields = [part.name for part in node.parts]  # type: ignore[attr-defined]
-    variable = operands.variable(first)
-    kind = variable.type
-    for field in fields:
-        type_ = known_type(kind)
-        if type_ is None:
-            return None
-        mistake = _describe_field(node, type_, field, variable.path)
-        if mistake is not None:
-            return mistake
-        kind = str(type_of_field(type_, field))
-    return None
-
-
-def _describe_field(node: exp.Expr, type_: Type, field: str, path: str) -> Mistake | None:
-    """Return the mistake if a value of this type, with this path, has no such field, else None."""
-    if type_of_field(type_, field) is not None:
-        return None
-    missing = describe_missing_field(type_, field)
-    place = node.sql("spark")
-    if path and node.find_ancestor(exp.Lambda) is not None:
-        place += f" ({path}.{write_name(field)})"
-    suggestion = did_you_mean(field, field_names(type_))
-    return Mistake(f"has a mistake in {place}: {missing}", suggestion)
-
-
-def _find_wrong_count(operands: Operands, node: exp.Expr) -> Mistake | None:
-    """Return the mistake of a lambda with a wrong number of variables, None if it is right."""
-    given = lambda_arguments(operands, node)
-    if given is None:
-        return None
-    if function_of_lambda(node) in ("Transform", "ArrayFilter"):
-        fewest = 1
-        wanted = "1 or 2, the second is the index"
-    else:
-        fewest = len(given)
-        wanted = str(fewest)
-    count = len(node.expressions)
-    if fewest <= count <= len(given):
-        return None
-    return Mistake(f"has {count} variables in {node.sql('spark')!r}: expected {wanted}")
-
-
-_MISTAKES = {
-    "Bracket": _find_missing_field,
-    "Column": _find_missing_field_of_variable,
-    "Dot": _find_missing_field,
-    "Lambda": _find_wrong_count,
-}
-
-
-def _binds_differently_in_spark(node: exp.Expr) -> bool:
-    """Whether the parser binds operands differently from Spark, which reads `a = b IN (c)` as
-    `(a = b) IN (c)`.
-    """
-    if type(node).__name__ in _COMPARISONS:
-        return any(_is_predicate(side) for side in (node.this, node.args.get("expression")))
-    above = node.parent
-    while type(above).__name__ == "Not":
-        above = above.parent if above is not None else None
-    return _is_predicate(node) and type(above).__name__ in _COMPARISONS
-
-
-def _is_predicate(node: exp.Expr | None) -> bool:
-    """Whether a node is IN, BETWEEN, LIKE or IS, perhaps negated."""
-    while type(node).__name__ == "Not" and node is not None:
-        node = node.this
-    return type(node).__name__ in _PREDICATES
-
-
-class Operands(KnownTypes):
-    """Describes operands of an expression over columns of these types."""
-
-    def kind(self, node: exp.Expr | None) -> str | None:
-        """Return the type of an operand; None if it is unknown, or is null, which fits every
-        type.
-        """
-        type_ = self.type(node)
-        if type_ == "void":
-            return None
-        return type_
-
-    def group(self, node: exp.Expr | None) -> str | None:
-        """Return the group of an operand's type ("number", "time", …), None where the type is
-        unknown.
-        """
-        kind = self.kind(node)
-        if kind is None:
-            return None
-        word = _WORD.match(kind)
-        if word is None:
-            return None
-        return _GROUP_OF.get(word[0])
-
-    def describe(self, node: exp.Expr) -> str:
-        """Return an operand with its type for messages."""
-        return f"{node.sql('spark')!r}, which is {self.kind(node)}"
-
-
-def _comparison_problem(operands: Operands, node: exp.Expr) -> str | None:
-    """Return a phrase about operands of a comparison, of IN or of BETWEEN that can't be compared;
-    None without one.
-    """
-    first = operands.group(node.this)
-    if first is None:
-        return None
-    others = [node.args.get(name) for name in ("expression", "low", "high")]
-    if len(node.expressions) > 1 and {"text", None} & set(map(operands.group, node.expressions)):
-        return None  # all become strings, or are of one unknown type
-    for other in filter(None, [*others, *node.expressions]):
-        second = operands.group(other)
-        if second is not None and not _is_comparable(first, second, type(node).__name__):
-            return f"compares {operands.describe(node.this)}, with {operands.describe(other)}"
-    return None
-
-
-def _is_comparable(first: str, second: str, operator: str) -> bool:
-    """Whether Spark may compare operands of these groups by an operator."""
-    both = {first, second}
-    if first == second:
-        return first != "map"
-    if both == {"boolean", "number"}:  # without ANSI mode Spark takes booleans as 0 and 1
-        return operator in ("EQ", "NEQ", "NullSafeEQ", "NullSafeNEQ")
-    if both == {"text", "interval"}:
-        return operator == "In"
-    return "text" in both and not both & _NESTED
-
-
-def _arithmetic_problem(operands: Operands, node: exp.Expr) -> str | None:
-    """Return a phrase about an operand of arithmetic that Spark does not calculate with, or about a
-    number that is added to a timestamp; None without one. Only `+` and `-` take times.
-    """
-    never = {*_NESTED, "boolean", "binary"}
-    if type(node).__name__ not in ("Add", "Sub"):
-        never.add("time")
-    sides = list(filter(None, [node.this, node.args.get("expression")]))
-    groups = list(map(operands.group, sides))
-    for side, group in zip(sides, groups, strict=True):
-        if group in never:
-            return f"calculates with {operands.describe(side)}"
-    if "number" not in groups:
-        return None
-    for side in sides:
-        if (operands.kind(side) or "").startswith("timestamp"):
-            return f"adds a number to a timestamp, {' and '.join(map(operands.describe, sides))}"
-    return None
-
-
-def _concatenation_problem(operands: Operands, node: exp.Expr) -> str | None:
-    """Return a phrase about a part that is concatenated with another type; None if all may be
-    texts, or all are arrays.
-    """
-    parts = node.expressions or [node.this, node.args.get("expression")]
-    groups = {group for group in map(operands.group, parts) if group is not None}
-    for part in parts:
-        group = operands.group(part)
-        if group in ("map", "struct") or (group == "array" and groups != {"array"}):
-            return f"concatenates {operands.describe(part)}, with another type"
-    return None
-
-
-def _expects(*groups: str) -> Rule:
-    """Return the rule of a function whose first argument has to be of one of these groups."""
-
-    def problem(operands: Operands, node: exp.Expr) -> str | None:
-        operand = node.this
-        # The parser puts such a node around the arguments of some functions.
-        is_added = type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe")
-        if is_added:
-            operand = operand.this
-        group = operands.group(operand)
-        if group is None or group in groups:
-            return None
-        if groups == _SCALARS:
-            expected = "a single value"
-        else:
-            expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
-        return f"takes {operands.describe(operand)}: expected {expected}"
-
-    return problem
-
-
-_is_indexed = _expects("array", "map", "struct")
-_GROUP_WORDS = {
-    "array": "an array",
-    "map": "a map",
-    "text": "a text",
-    "number": "a number",
-    "time": "a date or timestamp",
-}
-
-
-def _index_problem(operands: Operands, node: exp.Expr) -> str | None:
-    """Return a phrase about `value[index]` if the value has no elements, or the index does not fit
-    them; None without one.
-
-    `value['field']` of a struct, or of an array of structs, is left to `_find_missing_field`.
-    """
-    type_ = known_type(operands.kind(node.this))
-    if type_ is None or len(node.expressions) != 1:
-        return _is_indexed(operands, node)
-    index = node.expressions[0]
-    is_name = bool(getattr(index, "is_string", False))
-    is_element_at = bool(node.args.get("offset"))
-    if isinstance(type_, Array | Struct) and is_name and not is_element_at:
-        return None
-    if isinstance(type_, Struct):
-        names = ", ".join(field_names(type_))
-        return f"takes an element of {operands.describe(node.this)}: expected a field, {names}"
-    if isinstance(type_, Map) and operands.group(index) in _NESTED:
-        return f"takes {operands.describe(index)}, as a key of a map: expected a string"
-    return _is_indexed(operands, node)
-
-
-def _lambda_problem(operands: Operands, node: exp.Expr) -> str | None:
-    """Return a phrase about a lambda that returns no boolean for a condition, no int for a
-    comparison, or another type than the initial value for a merge; None without one.
-
-    `operands` knows the types outside of the lambda.
-    """
-    caller = function_of_lambda(node)
-    result = operands.within(node).kind(node.this)
-    if result is None:
-        return None
-    text = node.sql("spark")
-    if caller in ("ArrayFilter", "Exists", "forall", "map_filter") and result != "boolean":
-        return f"has the condition {text!r}, which is {result}: expected boolean"
-    if caller == "ArraySort" and result != "int":
-        return f"compares by {text!r}, which is {result}: expected int"
-    if caller == "Reduce" and node.parent is not None and node is node.parent.args.get("merge"):
-        return _merge_problem(result, operands.kind(node.parent.args.get("initial")), text)
-    return None
-
-
-def _merge_problem(result: str, initial: str | None, text: str) -> str | None:
-    """Return a phrase about aggregate() if what it merges has another type than its initial value;
-    None if it has not, or if a type is unknown.
-    """
-    first = known_type(initial)
-    merged = known_type(result)
-    if first is None or merged is None or _has_equal_parts(first, merged):
-        return None
-    return f"begins with {initial} and merges by {text!r}, which is {result}: expected one type"
-
-
-def _has_equal_parts(one: Type, other: Type) -> bool:
-    """Whether two types are the same but for the names of fields."""
-    if isinstance(one, Array) and isinstance(other, Array):
-        return _has_equal_parts(one.element, other.element)
-    if isinstance(one, Map) and isinstance(other, Map):
-        return _has_equal_parts(one.value, other.value)
-    if isinstance(one, Struct) and isinstance(other, Struct):
-        pairs = list(zip(one.members, other.members, strict=False))
-        equal = all(_has_equal_parts(first.type, second.type) for first, second in pairs)
-        return equal and len(one.members) == len(other.members)
-    return one == other
-
-
-def _named_function_problem(operands: Operands, node: exp.Expr) -> str | None:
-    """Return a phrase about an argument that is not the array or map which a function passes to its
-    lambda; None without one. For functions that the parser has no class for.
-    """
-    name = node.name.lower()
-    wanted = {"forall": "array", "zip_with": "array"}.get(name, "map")
-    if name not in _TAKING_LAMBDAS:
-        return None
-    for argument in node.expressions[:-1]:
-        group = operands.group(argument)
-        if group not in (None, wanted):
-            return f"takes {operands.describe(argument)}: expected {_GROUP_WORDS[wanted]}"
-    return None
-
-
-_TAKING_LAMBDAS = frozenset(
-    {"forall", "zip_with", "map_filter", "transform_values", "transform_keys", "map_zip_with"}
-)
-
-
-def _extraction_problem(operands: Operands, node: exp.Expr) -> str | None:
-    """Return a phrase about `extract(field from time)` if the field is no part of a time, else
-    None.
-    """
-    field = node.name
-    if type(node.this).__name__ != "Var" or field.lower() in _FIELDS.split():
-        return None
-    return (
-        f"extracts {field.lower()!r}: expected a part of a time, such as year, month, day or hour"
-    )
-
-
-def _from_json_problem(operands: Operands, node: exp.Expr) -> str | None:
-    """Return a phrase about a literal of from_json that is certainly no schema, else None."""
-    schema = node.args.get("expression")
-    if schema is None or not getattr(schema, "is_string", False):
-        return None
-    text = schema.name
-    if set(text) & set("'\"`{"):  # names in quotes and comments; or a schema that is JSON
-        return None
-    if _NO_DDL.search(text):
-        return f"reads JSON by {text!r}, which is not a schema"
-    return None
-
-
-_SCALARS = tuple(group for group in _GROUPS if group not in _NESTED)
-_RULES = {
-    name: rule
-    for names, rule in (
-        ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _comparison_problem),
-        ("Add Sub Mul Div Mod", _arithmetic_problem),
-        ("DPipe Concat", _concatenation_problem),
-        (
-            """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex
-            RegexpReplace RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like
-            ILike RegexpLike Contains StartsWith EndsWith""",
-            _expects(*_SCALARS),
-        ),
-        ("Sqrt Exp Ln Round Floor Ceil Pow Sin Cos Tan IsNan", _expects("number", "text")),
-        ("Abs Neg", _expects("number", "text", "interval")),
-        (
-            """Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second WeekOfYear LastDay
-            AddMonths NextDay TimeToStr""",
-            _expects("time", "text"),
-        ),
-        ("MD5 SHA SHA2", _expects("text", "binary")),
-        (
-            """ArrayDistinct ArraySort ArrayContains ArrayFilter ArraySlice Exists Transform
-            Reduce Flatten ArrayToString ArrayMax ArrayMin""",
-            _expects("array"),
-        ),
-        ("ArraySize Explode", _expects("array", "map")),
-        ("Bracket", _index_problem),
-        ("Lambda", _lambda_problem),
-        ("Anonymous", _named_function_problem),
-        ("MapKeys", _expects("map")),
-        ("Extract", _extraction_problem),
-        ("FromJson", _from_json_problem),
-    )
-    for name in names.split()
-}
 
 
 _TIME_WORD = r"\s*(now|today|tomorrow|yesterday)(?:\s+[\w/:+-]+)?\s*"  # perhaps with a time zone

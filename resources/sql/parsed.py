@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pkgutil import get_data
 from typing import NamedTuple
 
 from dagster_adjunct.resources.lazy_modules import exp
 
-# The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own
-# list. `get_data` also reads them from a zip file.
+
+class Taken(NamedTuple):
+    """What a function takes as an argument: values of these groups of types, perhaps only
+    constants.
+    """
+
+    groups: tuple[str, ...]
+    is_constant: bool
+
+
+class _Function(NamedTuple):
+    """A function of Spark, as a line of spark_functions.txt describes it.
+
+    `counts` are its numbers of arguments ("1", "2-3", "1+", "2,4", "?" for any), `takes` what it
+    takes as its first ones, `result` the type that it always returns, None if that depends on the
+    arguments or is unknown.
+    """
+
+    counts: str
+    takes: tuple[Taken, ...]
+    result: str | None
+    kind: str
+
+
+def _read_function(line: str) -> tuple[str, _Function]:
+    """Return the name and the description of a function that has this line."""
+    match = _LINE.fullmatch(line)
+    assert match is not None, line
+    takes = []
+    for text in filter(None, (match["takes"] or "").split(",")):
+        groups = tuple(text.removesuffix("*").split("|"))
+        takes.append(Taken(groups, text.endswith("*")))
+    return match["name"], _Function(
+        match["counts"], tuple(takes), match["result"], match["kind"] or ""
+    )
+
+
+# The functions of Spark 4.3, which tests compare with Spark's own list. `get_data` also reads them
+# from a zip file.
+_LINE = re.compile(
+    r"(?P<name>\S+) (?P<counts>\S+)(?: \((?P<takes>\S+)\))?"
+    r"(?: = (?P<result>\S+))?(?: (?P<kind>\w+))?"
+)
 _FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()
+_FUNCTIONS = dict(map(_read_function, (line for line in _FUNCTION_LINES if line[0] != "#")))
 
 
-# By function: its numbers of arguments ("1", "2-3", "1+", "2,4", "?" for any), then its kinds.
-_FUNCTIONS = {
-    line.split()[0]: line.split()[1:] for line in _FUNCTION_LINES if not line.startswith("#")
-}
+ARGUMENTS = "arguments"
+CALLED_AS = "called_as"
+"""The marks of a node that was written as a call: its arguments, and the name of its function."""
 
 
 SUBQUERY = "a subquery"
@@ -28,14 +70,16 @@ SPARK_FUNCTIONS = frozenset(_FUNCTIONS)
 """The names of all functions of Spark SQL."""
 
 
-AGGREGATE_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "aggregate" in rest)
+AGGREGATE_FUNCTIONS = frozenset(
+    name for name, function in _FUNCTIONS.items() if function.kind == "aggregate"
+)
 """Functions that combine several records: aggregates, and window functions, which need `over
 (…)`.
 """
 
 
 GENERATOR_FUNCTIONS = frozenset(
-    name for name, rest in _FUNCTIONS.items() if "generator" in rest
+    name for name, function in _FUNCTIONS.items() if function.kind == "generator"
 ) | {
     "variant_explode",
     "variant_explode_outer",  # in Spark these are table functions only
@@ -96,6 +140,25 @@ class Call(NamedTuple):
         )
 
 
+class WrittenCall(NamedTuple):
+    """The call of a function as it was written: the name in lower case, and the arguments."""
+
+    name: str
+    arguments: Sequence[exp.Expr]
+
+
+def written_call(node: exp.Expr) -> WrittenCall | None:
+    """Return the call that a node was written as; None for another node, and for functions that
+    have a syntax of their own.
+    """
+    if isinstance(node, exp.Anonymous):
+        return WrittenCall(node.name.lower(), node.expressions)
+    if ARGUMENTS not in node.meta:
+        return None
+    name = node.meta.get(CALLED_AS) or node.key  # if(…) and substring(…) have no name
+    return WrittenCall(name.lower(), node.meta[ARGUMENTS])
+
+
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A parsed Spark SQL expression.
@@ -137,13 +200,47 @@ class Expression:
         return ""
 
 
+# The names of functions that get a unit as the first of three arguments, as in dateadd(DAY, 1, d).
+_WITH_UNIT = {
+    **dict.fromkeys(("dateadd", "date_add"), "timestampadd"),
+    **dict.fromkeys(("datediff", "date_diff"), "timestampdiff"),
+}
+
+
+def taken_arguments(function: str, given: int) -> tuple[Taken, ...]:
+    """Return what a function takes as each of its arguments, if it gets this number of them; fewer
+    where the others may be anything, none for an unknown function.
+    """
+    if given == 3:
+        function = _WITH_UNIT.get(function, function)
+    described = _FUNCTIONS.get(function)
+    if described is None or not described.takes:
+        return ()
+    takes = described.takes
+    if described.counts.endswith("+"):
+        return takes + takes[-1:] * (given - len(takes))
+    if described.counts == "?" and given > len(takes):
+        return ()
+    return takes
+
+
+def constant_result_type(function: str, given: int) -> str | None:
+    """Return the type that a function always returns if it gets this number of arguments, None if
+    that depends on the arguments or is unknown.
+    """
+    described = _FUNCTIONS.get(function)
+    if described is None or (described.counts == "?" and given > len(described.takes)):
+        return None
+    return described.result
+
+
 def argument_count_problem(function: str, given: int | None) -> str:
     """Return "upper() takes 1 argument, and gets 2"; "" if this number is allowed or can't be
     checked.
     """
-    allowed = _FUNCTIONS.get(function, ["?"])[0]
-    if given is None or allowed == "?":
+    if given is None or function not in _FUNCTIONS or _FUNCTIONS[function].counts == "?":
         return ""
+    allowed = _FUNCTIONS[function].counts
     least, _, most = allowed.partition("-")
     if allowed.endswith("+"):
         least = allowed[:-1]

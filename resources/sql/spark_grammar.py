@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
@@ -17,6 +17,8 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from dagster_adjunct.resources.sql.parsed import (
+    ARGUMENTS,
+    CALLED_AS,
     SUBQUERY,
     Call,
     ColumnName,
@@ -79,13 +81,30 @@ _TAKES_UNIT = re.compile(
 )
 
 
+class _Dialect(Spark):
+    """Spark's dialect, whose nodes also know by which name a function was called."""
+
+    ORIGINAL_NAME_META_KEY = CALLED_AS
+
+
+def _read_plus(parser: SparkParser) -> exp.Expr:
+    """Return `+value` as the function that it is in Spark, which casts strings: the parser of
+    sqlglot leaves the sign out.
+    """
+    return parser.expression(exp.Anonymous(this="positive", expressions=[parser._parse_unary()]))
+
+
 class _Parser(SparkParser):
     """The parser of Spark SQL, which also marks nodes that were written as function calls."""
+
+    UNARY_PARSERS: ClassVar = {**SparkParser.UNARY_PARSERS, TokenType.PLUS: _read_plus}
 
     def validate_expression(self, expression: Any, args: list[Any] | None = None) -> Any:
         """Mark a node that has `args`: it was written as a function call."""
         if args is not None:
+            is_argument = any(expression is argument for argument in args)
             expression.meta[_IS_CALL] = True
+            expression.meta[ARGUMENTS] = () if is_argument else tuple(args)
         return super().validate_expression(expression, args)
 
 
@@ -222,9 +241,9 @@ def _unread_expression(text: str, why: str) -> Expression:
 
 
 @cache
-def _dialect() -> Spark:
+def _dialect() -> _Dialect:
     """Return Spark's dialect."""
-    return Spark()
+    return _Dialect()
 
 
 def expression_from_tree(text: str, tree: exp.Expr) -> Expression:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeAlias, TypeVar
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import exp
+from dagster_adjunct.resources.lazy_modules import LazyModule, exp
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -28,7 +28,12 @@ from dagster_adjunct.resources.schemas.types import (
     known_type,
     write_name,
 )
-from dagster_adjunct.resources.sql.parsed import ColumnName, Expression
+from dagster_adjunct.resources.sql.parsed import (
+    ColumnName,
+    Expression,
+    constant_result_type,
+    written_call,
+)
 from dagster_adjunct.resources.sql.result_types import (
     INTEGERS,
     NUMBERS,
@@ -48,6 +53,7 @@ from dagster_adjunct.resources.sql.result_types import (
 Rule: TypeAlias = Callable[["KnownTypes", "exp.Expr"], str | None]
 """Returns the type of a node of one kind, None where it is uncertain."""
 Known = TypeVar("Known", bound="KnownTypes")
+_sqlglot_errors = LazyModule("sqlglot.errors")
 _NAMED_BY_PARSER = re.compile(r"col\d+")
 _CAST_TO = {
     **{name.upper(): name for name in (*NUMBERS, "boolean", "date", "binary", "timestamp")},
@@ -93,24 +99,6 @@ _RESULT_TYPES = {
     "map<string,string>": "StrToMap",
     "interval…": "Interval MakeInterval",
 }
-_RESULT_TYPES_BY_NAME = {
-    "boolean": "isnull isnotnull arrays_overlap forall is_valid_utf8 luhn_check",
-    "int": (
-        "hash char_length character_length octet_length find_in_set weekday cardinality"
-        " json_array_length"
-    ),
-    "bigint": "xxhash64 crc32",
-    "double": "expm1 log1p hypot",
-    "date": "make_date try_to_date",
-    "timestamp": "timestamp_seconds timestamp_millis timestamp_micros to_timestamp_ltz",
-    "timestamp_ntz": "to_timestamp_ntz",
-    "string": (
-        """current_catalog uuid base64 sha1 split_part btrim lcase ucase space format_string
-        printf to_json url_encode url_decode bin conv mask quote format_number to_csv"""
-    ),
-    "array<array<string>>": "sentences",
-}
-_CASTS_BY_NAME = (*NUMBERS, "boolean", "date", "binary", "timestamp")
 
 
 def _column(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -153,7 +141,25 @@ def _negation(known: KnownTypes, node: exp.Expr) -> str | None:
     # The sign is a part of the literal: -2147483648 is an int, and 2147483648 is not.
     if _is_whole(node.this):
         return _integer_type(-int(node.this.name))
-    return _number(known, node)
+    return _signed(known.type(node.this))
+
+
+def _as_text(kind: str | None) -> str | None:
+    """Return the type of a part of a value of this type that is cast to a string, unless it is
+    binary.
+    """
+    if kind is None or not isinstance(known_type(kind), Simple) or kind in ("binary", "void"):
+        return None
+    return "string"
+
+
+def _signed(kind: str | None) -> str | None:
+    """Return the type of a value of this type with a sign, or without: strings are cast."""
+    if kind in NUMBERS or (kind or "").startswith("decimal("):
+        return kind
+    if kind is not None and kind.startswith("interval"):
+        return "interval…"
+    return "double" if kind == "string" else None
 
 
 def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -171,7 +177,8 @@ def _simple_type(to: exp.Expr) -> str | None:
     if hasattr(to.this, "name"):
         name = to.this.name
     if name == "DECIMAL":
-        digits = [item.name for item in to.expressions]
+        given = [item.name for item in to.expressions]
+        digits = [*given, *("10", "0")[len(given) :]]
         if len(digits) == 2 and all(map(str.isdigit, digits)):
             return f"decimal({','.join(digits)})"
         return None
@@ -244,6 +251,8 @@ def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
     digits = digits_as_decimal(kind)
     if kind in NUMBERS:
         return kind
+    if kind == "string":
+        return "double"
     if digits is None or (places is not None and not _is_whole(places)):
         return None
     return rounded_type(digits, 0 if places is None else int(places.name))
@@ -261,7 +270,7 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
-    if kind in NUMBERS:
+    if kind in NUMBERS or kind == "string":
         return "bigint"
     digits = digits_as_decimal(kind)
     if digits is None:
@@ -275,6 +284,8 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
     """Return the digits of an operand of decimal arithmetic, None for one of another type. An
     integer literal has as many as its value.
     """
+    while type(node).__name__ == "Paren" and node is not None:
+        node = node.this
     if node is None:
         return None
     if type(node).__name__ == "Neg":
@@ -348,6 +359,14 @@ def _bits(known: KnownTypes, node: exp.Expr) -> str | None:
     if len(kinds) == 1 and kinds <= set(INTEGERS):
         return kinds.pop()
     return None
+
+
+def _shifted(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `value << bits` and `value >> bits`."""
+    kind = known.type(node.this)
+    if kind is None or kind == "bigint":
+        return kind
+    return "int"
 
 
 def _joined(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -606,13 +625,12 @@ def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _extracted(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of `extract(unit from time)`. That of seconds is only certain for a time that
-    is no interval.
+    """Return the type of `extract(unit from time)`; None for an interval, and for what may be
+    one.
     """
-    unit = node.name.lower()
-    if unit in ("second", "seconds", "s", "sec", "secs"):
-        if known.type(node.args.get("expression")) in (None, "interval…"):
-            return None
+    if (known.type(node.args.get("expression")) or "interval").startswith("interval"):
+        return None
+    if node.name.lower() in ("second", "seconds", "s", "sec", "secs"):
         return "decimal(8,6)"
     return "int"
 
@@ -623,12 +641,6 @@ def _always(kind: str) -> Rule:
 
 
 _NAMED: dict[str, Rule] = {
-    **{
-        name: _always(kind)
-        for kind, names in _RESULT_TYPES_BY_NAME.items()
-        for name in names.split()
-    },
-    **{name: _always(name) for name in _CASTS_BY_NAME},
     "array_repeat": _repeated,
     "array_union": _of_like_arrays,
     "get": _item,
@@ -637,6 +649,7 @@ _NAMED: dict[str, Rule] = {
     "map_filter": _first_map,
     "map_values": _values,
     "map_zip_with": _zipped_maps,
+    "positive": lambda known, node: _signed(_first_type(known, node)),
     "transform_keys": _transformed_keys,
     "transform_values": _transformed_values,
     "zip_with": _zipped,
@@ -651,6 +664,14 @@ def _by_name(known: KnownTypes, node: exp.Expr) -> str | None:
     return rule(known, node)
 
 
+def _by_call(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of a call of a function that always returns the same one."""
+    call = written_call(node)
+    if call is None:
+        return None
+    return constant_result_type(call.name, len(call.arguments))
+
+
 TYPE_RULES: dict[str, Rule] = {
     "Column": _column,
     "Literal": _literal,
@@ -658,7 +679,7 @@ TYPE_RULES: dict[str, Rule] = {
     "TryCast": _cast,
     "Paren": _inner,
     "Neg": _negation,
-    "Abs": _number,
+    "Abs": lambda known, node: _signed(known.type(node.this)),
     "BitwiseNot": _number,
     "Round": _rounded,
     "Floor": _whole,
@@ -672,6 +693,8 @@ TYPE_RULES: dict[str, Rule] = {
     "BitwiseAnd": _bits,
     "BitwiseOr": _bits,
     "BitwiseXor": _bits,
+    "BitwiseLeftShift": _shifted,
+    "BitwiseRightShift": _shifted,
     "DPipe": _joined,
     "Concat": _joined,
     "Nullif": _inner,
@@ -690,7 +713,7 @@ TYPE_RULES: dict[str, Rule] = {
     "FirstValue": _inner,
     "LastValue": _inner,
     "AnyValue": _inner,
-    "Negative": _number,
+    "Negative": lambda known, node: _signed(known.type(node.this)),
     **dict.fromkeys(("ArrayDistinct", "ArraySort", "ArrayFilter", "ArraySlice"), _same_array),
     **dict.fromkeys(("ArrayCompact", "Shuffle"), _same_array),
     **dict.fromkeys(("ArrayExcept", "ArrayIntersect"), _of_like_arrays),
@@ -717,7 +740,7 @@ TYPE_RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(
         ("Substring", "Left", "Right", "Pad", "Repeat"),
-        lambda known, node: "string" if known.type(node.this) == "string" else None,
+        lambda known, node: _as_text(known.type(node.this)),
     ),
     **dict.fromkeys(
         ("Coalesce", "Greatest", "Least"),
@@ -837,7 +860,10 @@ def walk_with_types(known: Known, tree: exp.Expr) -> Iterator[tuple[Known, exp.E
         nodes.extend((inside, part) for part in node.iter_expressions())
 
 
-_NON_BOOLEAN = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
+_NON_BOOLEAN = re.compile(
+    r"(?:tinyint|smallint|int|bigint|float|double|decimal|date|timestamp|timestamp_ntz|binary"
+    r"|interval|array|map|struct)\b"
+)
 
 
 def expression_type(expression: Expression, types: Mapping[str, str | None]) -> str | None:
@@ -886,6 +912,12 @@ def types_differ(one: str, other: str) -> bool:
     return not may_be_equal
 
 
+def sql_of(node: exp.Expr) -> str:
+    """Return a node as Spark SQL for messages."""
+    # By default, sqlglot logs what it leaves out, such as an argument that it does not know.
+    return node.sql("spark", unsupported_level=_sqlglot_errors.ErrorLevel.IGNORE)
+
+
 class TypedOperand(NamedTuple):
     """An operand as SQL, and its type."""
 
@@ -902,11 +934,12 @@ def find_non_boolean_operand(
     for known, node in walk_with_types(KnownTypes(types), expression.tree):
         if type(node).__name__ not in ("And", "Or", "Not"):
             continue
-        for operand in filter(None, [node.this, node.args.get("expression")]):
-            kind = known.type(operand) or ""
-            # Strings are not in _NON_BOOLEAN, because Spark casts them.
-            if kind in _NON_BOOLEAN or kind.startswith("decimal("):
-                return TypedOperand(operand.sql("spark"), kind)
+        sides = list(filter(None, [node.this, node.args.get("expression")]))
+        kinds = [known.type(operand) or "" for operand in sides]
+        for operand, kind in zip(sides, kinds, strict=True):
+            # Spark casts a string, unless the other operand is one, too.
+            if _NON_BOOLEAN.match(kind) or kinds == ["string", "string"]:
+                return TypedOperand(sql_of(operand), kind)
     return None
 
 
@@ -991,9 +1024,8 @@ class KnownTypes:
         if node is None:
             return None
         rule = TYPE_RULES.get(type(node).__name__)
-        if rule is None:
-            return None
-        return rule(self, node)
+        kind = None if rule is None else rule(self, node)
+        return kind or _by_call(self, node)
 
     def common_type(self, nodes: list[exp.Expr | None]) -> str | None:
         """Return the type to which Spark casts all of these nodes, ignoring nulls; None where it is

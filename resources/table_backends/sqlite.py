@@ -879,7 +879,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
             step = (
                 "Correct path and name, or restore the file. With create=True the first write"
                 " creates both; if a run has created them before: adjunct table allow-recreate"
-                " NAME."
+                " NAME --reason …."
             )
             raise errors.TableNotFoundError(what, step, table=self._label)
         connection = self._connect_file("rwc" if make else "rw")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset
@@ -24,6 +25,7 @@ from dagster_adjunct.assets.rebucketing import repartition_versions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.assets.versions.leases import list_leases
+from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -535,6 +537,23 @@ def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(
     with pytest.raises(DatasetError, match=r"different partitions \(2 and 4\)") as caught:
         VersionsOverTime(place.lake.store, "planes", [old, later])
     assert "adjunct dataset repartition" in str(caught.value)
+
+
+def test_versions_of_another_type_are_discarded_as_the_error_says(place: Place) -> None:
+    texts = Schema.of(tailnum="string", seats="string")
+    for version, schema in (("2026-01-01", PLANES), ("2026-01-02", texts)):
+        place.write(version, {"N1": 1})
+        source = FileSource(str(place.folder), "csv", schema)
+        spec = bounded_dataset(
+            "planes", input=source, key="tailnum", partitions=2, valid_from="name"
+        )
+        place.advance(spec)
+    with pytest.raises(DatasetError, match="its column 'seats'") as caught:
+        place.reader()
+    command = caught.value.next_step.partition("(adjunct ")[2].partition(";")[0]
+    run = CliRunner().invoke(root, [*command.split(), "--lake", place.lake.url])
+    assert run.exit_code == 0, run.output
+    assert place.spans() == [("2026-01-02", day(2), None)]
 
 
 def test_one_entry_over_all_versions_is_reported_with_the_time_in_which_it_was_missing(

@@ -855,6 +855,7 @@ def test_a_plan_says_what_could_not_be_compared(
     monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
     if target.kind == "delta":
         monkeypatch.setenv("ADJUNCT_S3_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv("ADJUNCT_S3_ATTEMPTS", "1")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "test")
         table = DeltaLakeTable("s3://bucket/enriched")

@@ -102,7 +102,7 @@ def test_a_table_that_is_gone_between_runs_is_an_error_until_it_is_back_or_forgo
     run(lake)
     assert count(file) == 4
     file.unlink()
-    document(World(lake), "table", "allow-recreate", "counts", "--by", "test")
+    document(World(lake), "table", "allow-recreate", "counts", "--by", "test", "--reason", "lost")
     run(lake)
     assert count(file) == 1
 
@@ -137,5 +137,5 @@ def test_forgetting_a_table_that_no_run_has_written_names_those_that_are_known(
 ) -> None:
     run(lake)
     with pytest.raises(ConfigurationError, match="known are counts") as unknown:
-        reset_table(lake, "cuonts", by="test")
+        reset_table(lake, "cuonts", by="test", reason="test")
     assert unknown.value.table == "cuonts"

@@ -151,7 +151,7 @@ def test_a_table_dropped_between_runs_is_an_error_until_it_is_accepted(
         with pytest.raises(TableNotFoundError) as refused:
             runs.run()
         assert refused.value.table == "totals"
-    document(runs, "table", "allow-recreate", "totals", "--by", "test")
+    document(runs, "table", "allow-recreate", "totals", "--by", "test", "--reason", "lost")
     runs.run()
     assert runs.totals() == {"a": 10}
 
@@ -269,7 +269,7 @@ def test_a_table_created_again_by_somebody_else_is_another_one(
     runs.send(("a", 10))
     with pytest.raises(TableNotFoundError):
         runs.run()
-    reset_table(runs.lake, "totals", by="test")
+    reset_table(runs.lake, "totals", by="test", reason="test")
     runs.run()
     assert runs.totals() == {"a": 10, "b": 5}
 
@@ -365,7 +365,7 @@ def test_marks_of_a_dropped_table_do_not_outlive_it(
     runs.send(("a", 1))
     runs.run()
     postgres_server.execute(f"DROP TABLE {name}")
-    reset_table(runs.lake, "totals", by="test")
+    reset_table(runs.lake, "totals", by="test", reason="test")
     runs.send(("b", 10))
     runs.run()
     assert postgres_server.execute(f"SELECT id FROM {name}__adjunct") == [("b",)]
@@ -448,7 +448,7 @@ def test_an_older_copy_of_the_file_is_an_error_until_it_is_accepted(tmp_path: Pa
     runs.run()
     assert runs.totals() == {"a": 111}
     file.write_bytes(copy)
-    reset_table(runs.lake, "totals", by="test")
+    reset_table(runs.lake, "totals", by="test", reason="test")
     runs.send(("a", 1000))
     runs.run()
     assert runs.totals() == {"a": 1001}
@@ -543,7 +543,7 @@ def test_an_older_copy_of_key_value_rows_is_an_error_until_it_is_accepted(
     runs.run()
     assert runs.totals() == {"a": 111}
     restore(files, older)
-    reset_table(runs.lake, "totals", by="test")
+    reset_table(runs.lake, "totals", by="test", reason="test")
     runs.send(("a", 1000))
     runs.run()
     assert runs.totals() == {"a": 1001}
@@ -735,7 +735,7 @@ def test_old_items_written_back_into_a_dynamodb_table_are_an_error(
     runs.run()
     assert runs.totals() == {"a": 111, "b": 1}
     write_back(older)
-    reset_table(runs.lake, "totals", by="test")
+    reset_table(runs.lake, "totals", by="test", reason="test")
     runs.send(("a", 1000))
     runs.run()
     assert runs.totals()["a"] == 1001
@@ -841,7 +841,7 @@ def test_a_table_that_is_restored_alone_is_an_error_until_it_is_accepted(
         with pytest.raises(TableReplacedError) as refused:
             runs.run()
         assert refused.value.loss == "replaced"
-    reset_table(runs.lake, "totals", by="test")
+    reset_table(runs.lake, "totals", by="test", reason="test")
     runs.run()
     runs.send(("a", 1000))
     runs.run()

@@ -143,4 +143,5 @@ def test_facts_of_another_release_are_passed_over() -> None:
         "column",
     }
     own = {"argument", "setting", "system", "topic", "backend", "module", "package"}
+    own |= {"declared_at"}
     assert {field.name for field in fields(ConfigurationError)} == common | own

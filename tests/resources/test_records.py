@@ -157,6 +157,59 @@ def test_records_that_lose_something_as_columns_are_refused(
     assert stored(streams) == []
 
 
+NAIVE = dt.datetime(2026, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "column", "row"),
+    [
+        ([A, {**B, "at": NAIVE}], "at", 1),
+        ([{**A, "at": None}, {**B, "at": pd.Timestamp(NAIVE)}], "at", 1),
+        ([{**A, "ats": [AT, NAIVE]}], "ats", 0),
+        ([{**A, "st": {"at": NAIVE}}], "st", 0),
+        ([A, {**B, "by": {"x": NAIVE}}], "by", 1),
+    ],
+)
+def test_a_time_without_a_zone_in_rows_is_named_with_advice_for_python(
+    streams: LakeStreams, rows: list[dict[str, Any]], column: str, row: int
+) -> None:
+    fields = "ats array<timestamp>, st struct<at: timestamp>, by map<string, timestamp>"
+    schema = Schema((*SCHEMA.fields, *Schema.from_ddl(fields).fields))
+    streams.create("times", schema=schema, partitions=1)
+    with pytest.raises(SchemaMismatchError) as refused:
+        streams.append("times", rows, producer="p", sequence=1)
+    assert (refused.value.column, refused.value.row) == (column, row)
+    assert "time.replace(tzinfo=" in refused.value.next_step
+    assert "pandas" not in str(refused.value)
+    assert "JSON" not in str(refused.value)
+
+
+@pytest.mark.parametrize("form", [pandas_frame, pl.DataFrame, pa.Table.from_pylist])
+def test_frames_get_the_advice_of_their_libraries(streams: LakeStreams, form: Any) -> None:
+    with pytest.raises(SchemaMismatchError, match="tz_localize") as refused:
+        streams.append("s", form([{**A, "at": NAIVE}]), producer="p", sequence=1)
+    assert refused.value.column == "at"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "step"),
+    [
+        ("at", "2026-03-01T00:00:00Z", "Send a datetime with a time zone; texts in lines of JSON"),
+        ("at", 5, "Send a datetime with a time zone."),
+        ("m", "1.50", "Send a Decimal; texts in lines of JSON"),
+        ("n", 1.5, "Send an int."),
+        ("k", 5, "Send a str."),
+    ],
+)
+def test_values_of_another_type_in_rows_say_what_to_send(
+    streams: LakeStreams, column: str, value: object, step: str
+) -> None:
+    with pytest.raises(SchemaMismatchError) as refused:
+        streams.append("s", [{**A, column: value}], producer="p", sequence=1)
+    assert refused.value.column == column
+    assert refused.value.next_step.startswith(step)
+
+
 @pytest.mark.parametrize(
     "data",
     [

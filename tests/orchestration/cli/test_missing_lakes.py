@@ -45,7 +45,7 @@ LOOKING = [
     ["checkpoint", "history", "one"],
     ["checkpoint", "abandon", "one", "--yes", *WHY],
     ["table", "get", "aircraft", "1"],
-    ["table", "allow-recreate", "aircraft"],
+    ["table", "allow-recreate", "aircraft", *WHY],
     ["kv", "scope", "list"],
     ["kv", "scope", "delete", "plant"],
     ["kv", "list", "plant"],

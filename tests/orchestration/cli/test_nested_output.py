@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dagster_adjunct import Lake, LakeStreams, advance_dataset, bounded_dataset, open_lake
+from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.output import format_value
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.nested_orders import AT, ORDERS, ROWS
@@ -76,6 +78,28 @@ def test_queries_print_nested_values(world: World, tmp_path: Path) -> None:
     assert "column 'customer' has arrays, structs or maps, which CSV does not hold" in refused(
         world, "sql", QUERY, "--format", "csv"
     )
+
+
+@pytest.mark.lengthy
+def test_rows_whose_nested_values_do_not_fit_are_blocks_of_lines(world: World) -> None:
+    query = "FROM lake.orders SELECT k, customer, lines WHERE k = 'full'"
+    run = CliRunner().invoke(root, ["sql", query, "--lake", world.lake.url], env={"COLUMNS": "80"})
+    title, *lines = run.output.splitlines()
+    assert title == "1 row"
+    assert max(map(len, lines)) <= 80
+    cells = [line[1:-1].split("│", 1) for line in lines[1:-1]]
+    named = {name.strip(): value.strip() for name, value in cells if name.strip()}
+    assert list(named) == ["k", "customer", "lines"]
+    (row,) = document(world, "sql", query)
+    beginnings = [json.dumps(line)[:20] for line in row["lines"] if line is not None]
+    assert beginnings
+    found = [value.strip(" [") for name, value in cells if value.strip().startswith(("[", "{"))]
+    for beginning in beginnings:
+        assert any(value.startswith(beginning) for value in found), beginning
+    wide = CliRunner().invoke(
+        root, ["sql", query, "--wide", "--lake", world.lake.url], env={"COLUMNS": "80"}
+    )
+    assert json.dumps(row["lines"])[:40] in wide.output
 
 
 @pytest.mark.lengthy

@@ -968,6 +968,40 @@ def test_the_check_of_the_schema_says_the_same_line(
         assert f"'{right}'" in said_messages, "it says which keys there are"
 
 
+READ_AS_BOOLEANS = {
+    "a key": M("key: product", "key: no", "key False", ""),
+    "one of several keys": M("key: [customer]", "key: [customer, no]", "['customer', False]", ""),
+    "a table": M("table: customers", "table: off", "table False", ""),
+    "a condition": M("filter: quantity > 0", "filter: yes", "filter True", ""),
+    "a list of columns": M("select: [town]", "select: [on]", "select [True]", ""),
+}
+
+
+@pytest.mark.parametrize("name", READ_AS_BOOLEANS)
+def test_dgs_own_check_says_how_yaml_reads_a_text_without_quotes(
+    name: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake = READ_AS_BOOLEANS[name]
+    written(project, mistake.text)
+    said_messages = checked_yaml(project, capsys)
+    why = (
+        f"{mistake.reason} should not be valid under {{'$comment': \"YAML reads no, off, yes and on"
+    )
+    assert why in said_messages
+    assert f"defs.yaml:{mistake.line} " in said_messages
+
+
+def test_dgs_own_check_says_nothing_of_texts_to_other_values(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(
+        project, RIGHT.replace("key: product", "key: 5").replace("key: [customer]", "key: 'no'")
+    )
+    said_messages = checked_yaml(project, capsys)
+    assert "key 5 is not valid" in said_messages
+    assert "YAML reads" not in said_messages
+
+
 UNREADABLE = {
     "sequences in each other": (
         RIGHT.replace("filter: quantity > 0", f"filter: {'[' * 3000}{']' * 3000}").encode()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -35,6 +36,8 @@ members = bounded_dataset("members", input="lake.members", key="visitor", partit
 shops = unbounded_dataset("shops", input="lake.shops", key="shop", partitions=2)
 problems: list[str] = []
 """What the errors said."""
+without_line: list[str] = []
+"""The table or the problem of errors that do not name the line of a declaration here."""
 
 
 def planned(
@@ -54,6 +57,9 @@ def rejected(*example: Any, **options: Any) -> None:
     with pytest.raises(AdjunctError) as caught:
         planned(*example, **options)
     problems.append(caught.value.problem)
+    places = getattr(caught.value, "places", ()) or (getattr(caught.value, "declared_at", None),)
+    if not all(re.fullmatch(r".*refused_plans\.py:\d+", str(place)) for place in places):
+        without_line.append(caught.value.table or caught.value.problem)
 
 
 # Streams
@@ -253,6 +259,19 @@ planned(
     lambda app, visits: visits.filter("upper(shop) = 'A'").map("visitor", "upper(shop) as shop")
 )
 
+for refused, accepted in (
+    ("cast(spent as date)", "cast(shop as date)"),
+    ("spent & 1", "cast(spent as int) & 1"),
+    ("date '2026-01-01' + 3000000000", "date '2026-01-01' + 30"),
+    ("timestamp '2026-01-01' + 1", "timestamp '2026-01-01' + interval 1 day"),
+    ("coalesce(spent, current_date())", "coalesce(spent, 0)"),
+    ("timestamp_millis(spent)", "timestamp_millis(cast(spent as bigint))"),
+    ("round(spent, length(shop))", "round(spent, 2)"),
+):
+    rejected(lambda app, visits, refused=refused: visits.with_columns(at=refused))
+    planned(lambda app, visits, accepted=accepted: visits.with_columns(at=accepted))
+rejected(lambda app, visits: visits.filter("spent >> 1"))
+
 rejected(
     lambda app, visits: visits.with_columns(shops="named_struct('first', shop)").partition_by(
         "shops"
@@ -309,7 +328,7 @@ rejected(lambda app, visits: visits.merge(visits.select("visitor", "spent", "sho
 rejected(lambda app, visits: visits.merge(visits.with_columns(spent="cast(spent as int)")))
 planned(lambda app, visits: visits.merge(visits.with_columns(spent="spent * 2")))
 
-rejected(sent("visitor", "cast(spent as timestamp_ntz) as spent"), there)
+rejected(sent("visitor", "cast(shop as timestamp_ntz) as spent"), there)
 planned(sent("visitor", "cast(spent as string) as spent"), there)
 
 

@@ -252,6 +252,12 @@ def test_an_undescribed_stream_has_the_columns_of_all_its_first_records() -> Non
     assert failure.value.stream == "lake.visits"
 
 
+def test_a_time_without_a_zone_in_first_records_gets_advice_for_python() -> None:
+    rows = [{"visitor": "ann", "at": None}, {"visitor": "bob", "at": datetime(2026, 1, 1)}]
+    with pytest.raises(ConfigurationError, match=r"'at' of row 1 .*time\.replace\(tzinfo="):
+        stream_schema("lake.visits", TestStream(), rows)
+
+
 def test_mistakes_are_reported_as_in_production_and_before_spark(tmp_path: Path) -> None:
     def no_session() -> SparkSession:
         raise AssertionError("Spark was asked for")

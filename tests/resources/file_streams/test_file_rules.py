@@ -51,6 +51,8 @@ def test_a_file_that_was_overwritten_is_an_error_by_name(
         system.admit("clicks")
     assert caught.value.rule == "changed"
     assert caught.value.file == f"{either.url}/a b"
+    assert caught.value.stream == "files.clicks"
+    assert caught.value.problem.startswith(f"stream files.clicks: {either.url}/a b ")
     assert "adjunct stream set-aside files.clicks 'a b'" in caught.value.next_step
     with pytest.raises(errors.AdmittedFileError, match=how) as caught:
         FolderStreams(lake).waiting("clicks")
@@ -58,6 +60,7 @@ def test_a_file_that_was_overwritten_is_an_error_by_name(
     with pytest.raises(errors.AdmittedFileError) as caught:
         numbers(system)
     assert caught.value.rule == "lost"
+    assert caught.value.problem.startswith("stream files.clicks: ")
     # What it says helps: the new contents are not admitted. The old ones are gone, and are left out
     # by a second command only.
     system.set_aside("clicks", "a b", reason="overwritten by mistake")

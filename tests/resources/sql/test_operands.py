@@ -30,9 +30,15 @@ TYPES: dict[str, str | None] = {
     "m": "map<string,int>",
     "st": "struct<p:int>",
     "i": "interval day to second",
+    "b": "timestamp_ntz",
+    "ss": "array<string>",
 }
 OF_TWO = """{} = {} | {} < {} | {} <=> {} | {} in ({}) | {} between {} and null | {} + {} | {} - {} | {} * {} | {} / {}
-| {} % {} | {} is distinct from {} | concat({}, {})"""
+| {} % {} | {} is distinct from {} | concat({}, {}) | {} div {} | {} << {} | {} >> {} | {} & {} | {} ^ {}
+| {} like {} | {} ilike {} | {} rlike {} | trim(both {} from {}) | overlay({} placing {} from 1)
+| position({} in {}) | {}[{}] | if(t, {}, {}) | case when t then {} else {} end | case {} when {} then 1 end
+| coalesce({}, {}) | nullif({}, {}) | array({}, {}) | greatest({}, {}) | nvl2(c, {}, {}) | {} and {} | {} or {}
+| array({}) = array({}) | array({}) < array({})"""
 OF_ONE = """upper({}) | trim({}) | length({}) | substring({}, 1, 2) | repeat({}, 2) | unhex({}) | {} like 'a'
 | {} rlike 'a' | regexp_replace({}, 'a', 'b') | split({}, ',') | levenshtein({}, 'a') | instr({}, 'a')
 | contains({}, 'a') | sqrt({}) | round({}) | floor({}) | pow({}, 2) | isnan({}) | abs({}) | -{}
@@ -40,7 +46,13 @@ OF_ONE = """upper({}) | trim({}) | length({}) | substring({}, 1, 2) | repeat({},
 | md5({}) | sha2({}, 256) | array_distinct({}) | sort_array({}) | array_contains({}, 1)
 | exists({}, x -> true) | transform({}, x -> x) | slice({}, 1, 1) | size({}) | {}[0] | explode({})
 | map_keys({}) | array_join({}, ',') | array_max({}) | translate({}, 'a', 'b') | left({}, 2)
-| lpad({}, 3, 'x')"""
+| lpad({}, 3, 'x') | ~{} | +{} | not {} | {} is true | case when {} then 1 end | if({}, 1, 2)
+| cast({} as int) | cast({} as bigint) | cast({} as double) | cast({} as decimal(10,2)) | cast({} as string)
+| cast({} as boolean) | cast({} as date) | cast({} as timestamp) | cast({} as binary)
+| cast({} as timestamp_ntz) | cast({} as array<int>) | cast({} as map<string,int>)
+| cast({} as struct<p:int>) | extract(year from {}) | extract(hour from {}) | {} + interval 1 day
+| timestampadd(DAY, {}, v) | dateadd(DAY, 1, {}) | timestampdiff(DAY, v, {}) | datediff(DAY, {}, v)
+| {} - interval 1 day | interval 1 day * {} | interval 1 day / {} | filter(xs, x -> {})"""
 
 
 def shapes(text: str) -> list[str]:
@@ -56,7 +68,7 @@ def refused(text: str, types: dict[str, str | None] | None = None) -> str | None
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [120, pytest.param(1, marks=pytest.mark.long)])
 def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, step: int) -> None:
     pairs = [shape.format(*names) for shape in shapes(OF_TWO) for names in product(TYPES, TYPES)]
     texts = [*pairs, *(shape.format(name) for shape in shapes(OF_ONE) for name in TYPES)]
@@ -84,6 +96,24 @@ def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, 
         ("extract(foo from v)", "extracts 'foo': expected a part of a time"),
         ("from_json(s, 'nonsense !!').b", "reads JSON by 'nonsense !!', which is not a schema"),
         ("t + 1", "calculates with 't', which is boolean"),
+        ("timestamp_millis(g)", "takes 'g', which is double: expected a whole number"),
+        ("round(g, c)", "takes 'c' as an argument of round(): expected a constant"),
+        ("transform(xs, x -> timestamp_millis(x / 2))", "which is double: expected a whole number"),
+        ("timestampadd(DAY, 1, c)", "takes 'c', which is int: expected a date or timestamp"),
+        ("dateadd(HOUR, u, v)", "takes 'u', which is date: expected a number"),
+        ("datediff(year, u, t)", "takes 't', which is boolean: expected a date or timestamp"),
+        ("v >> 1", "calculates with 'v', which is timestamp"),
+        ("c & g", "calculates with 'g', which is double"),
+        ("u + d", "calculates with 'u', which is date, and 'd', which is bigint"),
+        ("v + 1", "adds to a timestamp: 'v', which is timestamp, and '1', which is int"),
+        ("coalesce(c, u)", "mixes results without a common type: 'c', which is int, and 'u'"),
+        ("case when s then 1 end", "takes 's', which is string: expected a boolean"),
+        ("case c when u then 1 end", "compares 'c', which is int, with 'u', which is date"),
+        ("xs[g]", "takes 'g', which is double, as an index: expected a whole number"),
+        ("cast(g as date)", "casts 'g', which is double, to date"),
+        ("xs = ss", "which is array<int>, with 'ss', which is array<string>"),
+        ("s and s", "uses 's' as a boolean, but it is string"),
+        ("m or t", "uses 'm' as a boolean, but it is map<string,int>"),
         ("split(s, ',') = 1", "which is array<string>, with '1', which is int"),
     ],
 )
@@ -96,7 +126,8 @@ def test_what_is_wrong_with_an_operand_is_reported(text: str, message: str) -> N
     ["s > 1", "v > '2020-01-01'", "t = 1", "c > null", "exists(xs, u -> u > 1)", "transform(xs, s -> s + c)",
      "from_json(s, 'a INT, `b!` STRING').a", "from_json(s, '{\"type\":\"struct\",\"fields\":[]}')", "c > nope(u)",
      "extract(dow_iso from v)", "i * 2", "v - i", "abs(i)", "reverse(xs)", "coalesce(null, c) > 1",
-     "st['p'] > 1"],
+     "st['p'] > 1", "timestamp_millis(d)", "round(g, 1 + 1)", "c >> 1", "u + c", "s and t", "date_add(DAY, 1, u)",
+     "mask(s, lowerChar => 'q')", "xs in (ss)", "cast(u as int)", "elt(c, s, u)", "timestamp_millis(nope(g))"],
 )  # fmt: skip
 def test_what_spark_takes_is_not_refused(text: str) -> None:
     assert refused(text) is None
