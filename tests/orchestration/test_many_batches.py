@@ -34,7 +34,8 @@ from tests.rounds import rounds
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-VERSION, CHANGES, STARTPOINT = 20, 5, 15  # in batches: how often they come
+# In batches: how often they come. Each third of the batches has some of each.
+VERSION, CHANGES, STARTPOINT = rounds((10, 5, 10), (20, 5, 15))
 # the most that a stream's manifest has, which a batch holds; others are in pages
 SEGMENTS = 2 * FAN_OUT
 
@@ -184,6 +185,6 @@ ALL = {**FEW, "objects": 1, "KiB": 8, "JVM KiB": 8}
 @pytest.mark.rounds
 @pytest.mark.timeout(3 * 3600)
 def test_batches_leave_nothing_behind_in_their_process(world: StepWorld, engine: str) -> None:
-    left = growth(world, engine, rounds(60, 3_000), rounds(4, 10))
+    left = growth(world, engine, rounds(30, 3_000), rounds(5, 10))
     most = rounds(FEW, ALL)
     assert {kind: each for kind, each in left.items() if each > most.get(kind, each)} == {}, left

@@ -157,6 +157,7 @@ def content(table: BlockingTable[Any, Any, Any]) -> dict[str, Any]:
         return table.get_all([f"k{n}" for n in range(KEYS)])
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("write", [puts_and_deletes, sets])
 @pytest.mark.parametrize(("of", "where"), TABLES)
 def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
@@ -176,6 +177,7 @@ def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
         assert content(table) == content(expected), nth
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("of", FENCED)
 def test_a_table_with_fences_refuses_even_the_request_that_was_under_way(
     of: Function, tmp_path: Path

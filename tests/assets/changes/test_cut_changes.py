@@ -177,6 +177,7 @@ ENVELOPES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.spark
+@pytest.mark.rounds
 @pytest.mark.parametrize(
     "dead", [DEAD, pytest.param("fail", marks=pytest.mark.long)], ids=["letters", "fail"]
 )
@@ -199,7 +200,8 @@ def test_cuts_of_envelopes_give_what_one_append_gives(
 
     count = len(records)
     whole = in_a_lake_of_its_own("whole", [count])
-    cuts = [([1] * count, 100), ([1, count - 1], 2), ([count - 1, 1], 100), ([count], 1)]
+    cuts = [([1] * count, 100), ([count], 1)]
+    cuts += rounds([], [([1, count - 1], 2), ([count - 1, 1], 100)])
     for number, (sizes, chunk) in enumerate(cuts):
         assert in_a_lake_of_its_own(f"cut{number}", sizes, chunk=chunk) == whole, sizes
 

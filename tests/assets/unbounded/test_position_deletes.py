@@ -195,8 +195,9 @@ def check_random_changes(published: Published, seed: int, steps: int) -> None:
     assert published.rows() == truth
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", rounds([1, 2], range(1, 20)))
+@pytest.mark.parametrize("seed", rounds([1], range(1, 20)))
 def test_every_snapshot_is_what_a_dictionary_says(published: Published, seed: int) -> None:
     check_random_changes(published, seed, steps=12)
 

@@ -42,6 +42,7 @@ from dagster_adjunct.resources.table_snapshots import iceberg
 from dagster_adjunct.resources.table_snapshots.iceberg import _planned
 from tests.assets.tables import PRODUCTS, Delta, Iceberg, Rows, iceberg_catalog, rows_table
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.rounds import rounds
 from tests.servers.s3 import S3Server
 
 pytest.importorskip("pyiceberg.catalog.sql")
@@ -370,7 +371,8 @@ def test_spark_follows_it_to_the_same_rows(table: Any, lake: Lake, spark: Any) -
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", rounds([1], [1, 2]))
 def test_drawn_histories_end_as_the_table_at_any_cut_and_after_any_death(
     table: Any, seed: int, lake: Lake
 ) -> None:
