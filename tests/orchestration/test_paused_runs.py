@@ -280,7 +280,7 @@ def test_a_run_paused_at_any_request_to_the_lake_changes_nothing_that_followed()
     whole.run("first", Lake(counted, whole.lake.id))
     whole.go_on()
     expected, requests = left_in(whole), counted.requests
-    for nth in rounds([*range(5, len(requests), 13)], [*range(1, len(requests) + 1)]):
+    for nth in rounds([*range(5, len(requests), 26)], [*range(1, len(requests) + 1)]):
         world = prepare()
         pause = Fault("*", nth, "meanwhile", action=world.pause)
         error = world.run_paused(Lake(FaultyStore(world.store, [pause]), world.lake.id))
