@@ -537,6 +537,7 @@ def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(
     assert "adjunct dataset repartition" in str(caught.value)
 
 
+@pytest.mark.lengthy
 def test_one_entry_over_all_versions_is_reported_with_the_time_in_which_it_was_missing(
     place: Place,
 ) -> None:

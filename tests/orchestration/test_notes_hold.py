@@ -515,6 +515,7 @@ def test_local_tables_behind_windows_are_not_reported_to_count_records_again(
     assert "window-" in state.replay
 
 
+@pytest.mark.lengthy
 def test_what_is_declared_and_not_used_is_exactly_what_is_noted(tmp_path: Path) -> None:
     for seed in range(40):
         dice, folder = Random(seed), tmp_path / str(seed)

@@ -101,9 +101,9 @@ def http_service() -> Iterator[RecordService]:
 # Each with the fixture that it needs: where it is stored.
 TABLES = [
     pytest.param(memory, "tmp_path", id="memory"),
-    pytest.param(sqlite, "tmp_path", id="sqlite"),
-    pytest.param(rows_in_the_lake, "tmp_path", id="rows in the lake"),
-    pytest.param(rows_in_sqlite, "tmp_path", id="rows in SQLite"),
+    pytest.param(sqlite, "tmp_path", id="sqlite", marks=pytest.mark.lengthy),
+    pytest.param(rows_in_the_lake, "tmp_path", id="rows in the lake", marks=pytest.mark.lengthy),
+    pytest.param(rows_in_sqlite, "tmp_path", id="rows in SQLite", marks=pytest.mark.lengthy),
     pytest.param(http, "http_service", id="http", marks=pytest.mark.lengthy),
     pytest.param(
         postgres, "postgres_server", id="postgres", marks=[pytest.mark.server, pytest.mark.lengthy]
@@ -177,6 +177,7 @@ def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
         assert content(table) == content(expected), nth
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("of", FENCED)
 def test_a_table_with_fences_refuses_even_the_request_that_was_under_way(

@@ -253,6 +253,7 @@ def test_only_the_interval_that_changed_is_restated(tmp_path: Path) -> None:
     assert again == [("a", at) for at in range(5, 9)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("kind", [FollowedPrices, DeliveredPrices])
 @pytest.mark.parametrize("seed", range(rounds(1, 20)))

@@ -95,6 +95,7 @@ def served(lake: Lake, spec: AdjunctDataset) -> Rows:
         return {row["sku"]: (row["price"], row["shop"]) for _, row in reader.items()}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("table", KINDS, indirect=True)
 def test_a_table_is_followed_from_a_snapshot_on(table: Any, lake: Lake) -> None:
     spec = follow(table)
@@ -181,6 +182,7 @@ def test_a_table_that_was_replaced(table: Any, lake: Lake) -> None:
     assert served(lake, spec) == table.rows
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("table", KINDS, indirect=True)
 def test_a_dataset_is_built_again_after_the_first_snapshot_has_expired(
     table: Any, lake: Lake

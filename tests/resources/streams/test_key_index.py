@@ -349,6 +349,7 @@ def _requests_of_filling() -> list[tuple[str, str]]:
     return list(faulty.requests)
 
 
+@pytest.mark.lengthy
 def test_an_index_with_damaged_keys_is_not_used(lake: Lake, clock: Clock) -> None:
     streams = filled(lake, clock, find_by=["plane"])
     streams.maintain("s")
