@@ -8,6 +8,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 
 
@@ -37,6 +39,7 @@ def unmarked(tree: ast.Module) -> Iterator[str]:
             yield each.name
 
 
+@pytest.mark.lengthy
 def test_tests_that_do_less_than_they_could_are_marked() -> None:
     found = []
     for file in sorted(TESTS.rglob("test_*.py")):

@@ -325,7 +325,7 @@ def test_a_sink_is_not_called_once_the_lease_is_lost() -> None:
 
 
 def test_a_kafka_producer_takes_no_record_once_the_lease_is_lost() -> None:
-    settings = KafkaSettings("nowhere", "127.0.0.1:1")
+    settings = KafkaSettings("kafka-of-paused-runs", "127.0.0.1:1")
     fence: Any = LostSoon(2)
     sender = Sender(TopicFacts(settings, "s", "t", "id", 1), fence=fence)
     sent: list[Any] = []
