@@ -72,7 +72,8 @@ def run(environment: Mapping[str, str], *more: str) -> str:
     """Run the application to its end, in a process that may be forked; return what it has
     printed.
 
-    Who computes a run that nobody stops makes no difference, and without Spark it is quick.
+    Who computes a run that nobody stops makes no difference; without Spark it is quick, which only
+    a sink needs.
     """
     command = [program("adjunct"), "run", APPLICATION, *more]
     quick = {**environment, "ENGINE": "auto"}
@@ -115,10 +116,10 @@ def stopped(
     try:
         deadline = time.monotonic() + 120
         # Directly after a request: the next one is not under way, as the rate lets it wait.
-        while not 20 <= len(table.get_all(KEYS)) < RECORDS:
+        while not 20 <= (written := len(table.get_all(KEYS))) < RECORDS:
             assert first.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.002)
+            time.sleep(0.002 if written else 0.1)
         os.killpg(first.pid, signal.SIGSTOP)
         yield first
     finally:
