@@ -91,7 +91,9 @@ class FastTests:
 
 
 def is_fast(item: pytest.Item) -> bool:
-    """Return whether `make test-fast` runs the test."""
+    """Return whether `make test-fast` runs the test, and it is run as there."""
+    if item.get_closest_marker("rounds") and os.environ.get("ADJUNCT_ALL_ROUNDS"):
+        return False
     return not any(item.get_closest_marker(kind) for kind in SLOW_KINDS)
 
 
