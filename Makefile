@@ -33,7 +33,7 @@ test: java $(READY)  ## Everything that must hold
 	@$(MAKE) --no-print-directory -j2 lint types layers servers classes $(COMPILED)
 	@$(MAKE) --no-print-directory unit
 
-test-fast: $(READY)  ## What needs neither Java nor a server, without what takes over half a second
+test-fast: $(READY)  ## What needs neither Java nor a server, without what takes over a quarter of a second
 	@$(BIN)/python -m pytest $(FAST_ARGS) -m "not spark and not server and not slow and not long and not lengthy"
 
 unit: java $(COMPILED) classes  ## All tests but the long ones, with seconds by suite

@@ -15,6 +15,7 @@ import pytest
 
 from tests.kept_processes import program
 
+pytestmark = pytest.mark.lengthy  # the kept Python imports for seconds
 SAYS = (
     "import os, sys; print(__name__, sys.argv[1:], os.getcwd(), os.environ.get('SAID'),"
     " sys.stdin.read())"

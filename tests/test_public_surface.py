@@ -71,39 +71,33 @@ def test_every_error_is_public() -> None:
     assert ours == set(names_in(dagster_adjunct.errors))
 
 
-def loaded_by(statement: str) -> set[str]:
-    """Return the top-level packages that a new Python process has loaded after the statement."""
-    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    return set(
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.split()
-    )
+def loaded_by(*statements: str) -> list[set[str]]:
+    """Return the top-level packages that a new Python process has loaded after each statement."""
+    look = "print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "; ".join(f"{statement}; {look}" for statement in ("import sys", *statements))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [set(line.split()) for line in done.stdout.splitlines()[1:]]
 
 
 def test_importing_the_package_loads_next_to_nothing() -> None:
-    assert loaded_by("import dagster_adjunct, dagster_adjunct.errors") & HEAVY == set()
+    (loaded,) = loaded_by("import dagster_adjunct, dagster_adjunct.errors")
+    assert loaded & HEAVY == set()
 
 
 @pytest.mark.lengthy
-def test_no_public_module_imports_arrow_before_it_is_used() -> None:
-    assert loaded_by(f"import {', '.join(public_modules())}") & {"numpy", "pyarrow"} == set()
-
-
-@pytest.mark.lengthy
-def test_an_application_is_declared_and_run_without_importing_dagster() -> None:
-    names = sorted(
-        {*dagster_adjunct.__all__} - {"LakeResource", "SparkResource", "build_definitions"}
+def test_nothing_is_imported_before_it_is_used() -> None:
+    """In one process: what one import loads only adds to what the one before has loaded."""
+    with_dagster = {"LakeResource", "SparkResource", "build_definitions"}
+    names = sorted({*dagster_adjunct.__all__} - with_dagster)
+    for_tasks, without_dagster, definitions, everything = loaded_by(
+        f"from dagster_adjunct import {', '.join(FOR_TASKS)}",
+        f"from dagster_adjunct import {', '.join(names)}",
+        "from dagster_adjunct import build_definitions",
+        f"import {', '.join(public_modules())}",
     )
-    assert (
-        loaded_by(f"from dagster_adjunct import {', '.join(names)}")
-        & {"dagster", "dagster_pyspark"}
-        == set()
+    assert for_tasks & {"dagster", "dagster_pyspark"} == set()
+    assert without_dagster & {"dagster", "dagster_pyspark"} == set(), (
+        "an application is declared and run without Dagster"
     )
-    assert "dagster" in loaded_by("from dagster_adjunct import build_definitions")
-
-
-@pytest.mark.lengthy
-def test_what_tasks_import_needs_no_dagster() -> None:
-    statement = f"from dagster_adjunct import {', '.join(FOR_TASKS)}"
-    assert loaded_by(statement) & {"dagster", "dagster_pyspark"} == set()
+    assert "dagster" in definitions
+    assert everything & {"numpy", "pyarrow"} == set()

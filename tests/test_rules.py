@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,11 @@ def test_the_page_names_tests() -> None:
 
 @pytest.mark.parametrize(("path", "name"), NAMED)
 def test_a_rule_is_held_by_a_test_that_exists(path: str, name: str) -> None:
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    assert name in {
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+    assert name in _functions(path)
+
+
+@cache
+def _functions(path: str) -> frozenset[str]:
+    """Return the names of all functions and methods of a file."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return frozenset(re.findall(r"^ *(?:async )?def (\w+)\(", text, re.MULTILINE))

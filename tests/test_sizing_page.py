@@ -23,6 +23,7 @@ PAGE = (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
 RUNS = ("nothing to do", "one batch", "one batch and a new version of each dataset")
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("column", "partitions", "datasets"), [(0, 2, 1), (1, 8, 1), (2, 8, 4)])
 def test_a_run_makes_no_more_requests_than_the_page_on_sizing_says(
     column: int, partitions: int, datasets: int

@@ -1,9 +1,10 @@
 """How long a run took, by suite and by file: printed at its end with `--timings`, as CI does; and
 too slow fast tests.
 
-A fast test (no Spark, no server, not marked as slow in any way) should take at most half a second.
-Those that take longer are listed at the end of each run. One that takes ten times as much of the
-processor fails: processor time hardly depends on what else the machine does, seconds do.
+A fast test (no Spark, no server, not marked as slow in any way) should take at most a quarter of a
+second. Those that take longer are listed at the end of each run. One that takes twenty times as
+much of the processor fails: processor time hardly depends on what else the machine does, seconds
+do.
 
 A suite is a folder of tests. Seconds are those of set-up, call and tear-down together, added up
 over all processes: three processes do three times as many in a minute. What is shared by many tests
@@ -21,7 +22,7 @@ from pathlib import PurePosixPath
 import pytest
 
 FILES = 15
-FAST_SECONDS = 0.5
+FAST_SECONDS = 0.25
 MOST_PROCESSOR_SECONDS = (
     5.0  # of a fast test: the first one that imports Dagster or Spark takes 2 to 3
 )
@@ -67,7 +68,7 @@ class Timings:
 
 
 class FastTests:
-    """Lists the fast tests that took over half a second."""
+    """Lists the fast tests that took over a quarter of a second."""
 
     def __init__(self) -> None:
         self.over: list[tuple[float, float, str]] = []  # seconds, those of the processor, test
@@ -81,7 +82,7 @@ class FastTests:
         if not self.over:
             return
         terminalreporter.section(
-            "fast tests over half a second: make them faster, or mark them lengthy"
+            "fast tests over a quarter of a second: make them faster, or mark them lengthy"
         )
         for seconds, processor, test in sorted(self.over, reverse=True):
             terminalreporter.write_line(
@@ -90,7 +91,9 @@ class FastTests:
 
 
 def is_fast(item: pytest.Item) -> bool:
-    """Return whether `make test-fast` runs the test."""
+    """Return whether `make test-fast` runs the test, and it is run as there."""
+    if item.get_closest_marker("rounds") and os.environ.get("ADJUNCT_ALL_ROUNDS"):
+        return False
     return not any(item.get_closest_marker(kind) for kind in SLOW_KINDS)
 
 

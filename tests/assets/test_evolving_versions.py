@@ -29,6 +29,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.evolving import Evolving, Part, named_now, shown
+from tests.rounds import rounds
 
 Entries = dict[int, dict[str, Any]]
 
@@ -101,7 +102,8 @@ def compare(
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(4, 8)))
 def test_every_version_has_the_names_of_then_and_joins_those_of_now(
     world: World, seed: int
 ) -> None:

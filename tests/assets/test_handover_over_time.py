@@ -85,6 +85,7 @@ def lake(tmp_path: Path) -> Lake:
     return open_lake(tmp_path / "lake")
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_table_is_handed_over_as_it_is_was_and_over_time(lake: Lake, engine: str) -> None:
     read = ENGINES[engine]

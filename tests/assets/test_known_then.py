@@ -191,7 +191,7 @@ def world_in(folder: Path) -> World:
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.parametrize("seed", range(rounds(6, 60)))
+@pytest.mark.parametrize("seed", range(rounds(3, 60)))
 def test_records_get_what_a_table_served_at_their_time(tmp_path: Path, seed: int) -> None:
     check(follow(world_in(tmp_path), random.Random(seed)))
 

@@ -201,7 +201,7 @@ def test_a_registration_that_was_paused_for_hours_sets_no_table_back(
     )
     of_lake, of_catalog = len(counted.requests), len(calls)
     pauses = [("lake", nth) for nth in range(1, of_lake + 1)]
-    pauses = rounds(pauses[:: 1 + of_lake // 5], pauses)
+    pauses = rounds(pauses[:: 1 + of_lake // 3], pauses)
     pauses += [("catalog", nth) for nth in range(1, of_catalog + 1)]
     for where, nth in pauses:
         hours = Hours(tmp_path / f"{where}{nth}", kind, meanwhile)

@@ -62,6 +62,7 @@ def rows(lake: Lake, query: str) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in reader.read_all().to_pylist()]
 
 
+@pytest.mark.lengthy
 def test_a_dataset_a_version_and_a_stream_are_queried_by_name(lake: Lake) -> None:
     joined = (
         'select new.tail, new.seats, old.seats as was from planes new join "planes@v1" old using'

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.tables import PRODUCTS, Delta, Iceberg, Rows, iceberg_catalog
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.rounds import rounds
 
 pytest.importorskip("pyiceberg.catalog.sql")
 pytest.importorskip("deltalake")
@@ -367,7 +368,8 @@ def test_what_can_not_be_declared() -> None:
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", rounds([1], [1, 2]))
 def test_drawn_histories_are_read_at_any_cut_and_after_any_death(
     kind: str, seed: int, iceberg: Iceberg, delta: Delta, lake: Lake
 ) -> None:

@@ -556,6 +556,7 @@ def test_versions_of_another_type_are_discarded_as_the_error_says(place: Place) 
     assert place.spans() == [("2026-01-02", day(2), None)]
 
 
+@pytest.mark.lengthy
 def test_one_entry_over_all_versions_is_reported_with_the_time_in_which_it_was_missing(
     place: Place,
 ) -> None:

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 EXAMPLE = ROOT / "examples" / "orders"
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.server)])
+# Nested records in PostgreSQL: test_nested_values_in_every_backend.py
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgres", marks=[pytest.mark.server, pytest.mark.long])]
+)
 def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The example's module, with all that it stores in a folder of this test, or in PostgreSQL."""
     if request.param == "postgres":

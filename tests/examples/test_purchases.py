@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from pyiceberg.catalog import load_catalog
 
 from dagster_adjunct.examples.purchases import deliver
 from tests.doc_blocks import ROOT, PageReader, blocks_of
-from tests.kept_processes import without_kept_processes
+from tests.kept_processes import program
 
 if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
@@ -61,11 +60,9 @@ def purchases(names: str) -> list[tuple[Any, ...]]:
 
 
 def run(*command: str) -> str:
-    environment = {**without_kept_processes(os.environ), "ADJUNCT_SPARK_MASTER": "local[2]"}
     ended = subprocess.run(
-        [sys.executable, "-m", *command],
+        [program("python"), "-m", *command],
         check=False,
-        env=environment,
         capture_output=True,
         text=True,
         timeout=300,

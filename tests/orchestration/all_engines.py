@@ -74,6 +74,11 @@ class WithoutSpark(SmallBatchesInProcess):
 
 
 ENGINES = {"tasks": ByTasks, "small": SmallBatches, "in process": WithoutSpark}
+# Small batches differ from tasks in who reads and writes, which test_small_batches.py shows. What
+# operators compute is the same plan.
+SMALL = pytest.param("small", marks=pytest.mark.long)
+BY_SPARK = ("tasks", SMALL)
+BY_EACH = (*BY_SPARK, "in process")
 
 
 def run_by_all(

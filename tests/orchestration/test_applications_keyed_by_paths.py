@@ -21,7 +21,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.formats import Json
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.windows import Count, Tumbling
-from tests.orchestration.all_engines import ENGINES, WithoutSpark
+from tests.orchestration.all_engines import BY_EACH, BY_SPARK, ENGINES, WithoutSpark
 from tests.orchestration.kafka_world import KafkaWorld
 from tests.orchestration.seen_times import at
 from tests.servers.kafka import KafkaServer
@@ -67,7 +67,7 @@ def run(world: StepWorld, app: Application, engine: str) -> None:
         assert report.in_process_batches == report.batches == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", BY_EACH)
 def test_a_stream_and_a_dataset_that_are_keyed_by_paths_are_joined_in_place(
     step_world: StepWorld, engine: str
 ) -> None:
@@ -101,7 +101,7 @@ def test_a_stream_and_a_dataset_that_are_keyed_by_paths_are_joined_in_place(
     assert step_world.streams.info("out").key == ("buyer.id",)
 
 
-@pytest.mark.parametrize("engine", ["tasks", "small"])
+@pytest.mark.parametrize("engine", BY_SPARK)
 def test_a_local_table_is_keyed_by_a_path(step_world: StepWorld, engine: str) -> None:
     fill(step_world)
     app = Application("app")

@@ -150,7 +150,12 @@ def test_both_engines_leave_the_same_records_digests_counters_and_table(
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("spark", "auto"), ("auto", "spark"), ("tasks", "spark"), ("spark", "tasks")],
+    [
+        ("spark", "auto"),
+        ("auto", "spark"),
+        pytest.param("tasks", "spark", marks=pytest.mark.long),
+        pytest.param("spark", "tasks", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize(
     "output",

@@ -79,6 +79,7 @@ def rehearsed(context: StepContext, inputs: BatchInputs) -> None:
     compare_plans(context, inputs)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("compiled", [run, rehearsed])
 def test_twice_the_operators_take_twice_the_steps(tmp_path: Path, compiled: Compiled) -> None:
     few, many = (steps(tmp_path / str(count), compiled, count) for count in (40, 160))

@@ -14,6 +14,7 @@ from dagster_adjunct.errors import TransientError
 from dagster_adjunct.orchestration.code_location.metadata import RETRY_IN_NEW_RUN
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.orchestration.step_world import StepWorld
+from tests.rounds import rounds
 from tests.servers.s3 import S3Server
 from tests.servers.s3_proxy import TroubledS3
 
@@ -73,11 +74,12 @@ def shops(world: StepWorld) -> Application:
     return app
 
 
+@pytest.mark.rounds
 def test_credentials_that_expire_at_any_request_stop_a_run_for_now(
     moto_s3: S3Server, tmp_path: Path, expiring: Expiring
 ) -> None:
     every = 23  # of the requests of a run
-    for first in (0, 12):
+    for first in rounds((0,), (0, 12)):
         world = StepWorld(open_lake(moto_s3.url()), tmp_path, IN_PROCESS)
         app = shops(world)
         world.advance(*app.datasets)

@@ -29,7 +29,7 @@ from tests.orchestration.drawn_story import Story
 from tests.orchestration.step_world import ByTasks, StepWorld
 from tests.rounds import rounds
 
-IN_A_TEST = 100
+IN_A_TEST = rounds(50, 100)
 
 Seen = tuple[tuple[Any, ...], bool, int, Source | None]
 

@@ -172,7 +172,7 @@ def drawn(seed: int) -> Any:
         yield Drawn(Random(seed), stack)
 
 
-@pytest.mark.parametrize("seed", range(rounds(12, 300)))
+@pytest.mark.parametrize("seed", range(rounds(6, 300)))
 def test_what_a_dry_run_of_expire_lists_is_what_goes(drawn: Drawn) -> None:
     for name in drawn.dice.sample(["goods", "facts", "seen"], 3):
         policy = drawn.policy()
@@ -209,7 +209,7 @@ def decisions(report: DiscardReport) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", range(rounds(12, 300)))
+@pytest.mark.parametrize("seed", range(rounds(6, 300)))
 def test_what_a_dry_run_of_delete_says_is_what_happens(drawn: Drawn) -> None:
     targets: list[tuple[Callable[..., DeletionReport], str, str]] = [
         (delete_dataset, "goods", "datasets/goods/"),
@@ -254,7 +254,7 @@ def test_what_a_dry_run_of_delete_says_is_what_happens(drawn: Drawn) -> None:
         assert again.repeated
 
 
-@pytest.mark.parametrize("seed", range(rounds(12, 300)))
+@pytest.mark.parametrize("seed", range(rounds(6, 300)))
 def test_what_a_dry_run_of_rename_says_is_what_happens(drawn: Drawn) -> None:
     new = drawn.dice.choice(["totals", "sums", "goods"])
     before = drawn.objects()
@@ -272,7 +272,7 @@ def test_what_a_dry_run_of_rename_says_is_what_happens(drawn: Drawn) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(rounds(12, 300)))
+@pytest.mark.parametrize("seed", range(rounds(6, 300)))
 def test_what_a_dry_run_of_repartition_says_of_a_stream_is_what_happens(drawn: Drawn) -> None:
     for name in drawn.dice.sample(["changes", "deliveries", "orders", "out"], 2):
         before = drawn.objects()
@@ -301,7 +301,7 @@ def readers_in(pending: Sequence[str]) -> set[str]:
     return {text.partition(": ")[2] for text in pending}
 
 
-@pytest.mark.parametrize("seed", range(rounds(12, 300)))
+@pytest.mark.parametrize("seed", range(rounds(6, 300)))
 def test_what_a_dry_run_of_repartition_says_of_a_dataset_is_what_happens(drawn: Drawn) -> None:
     for name in drawn.dice.sample(["goods", "facts", "seen"], 2):
         before = drawn.objects()

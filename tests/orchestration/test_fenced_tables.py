@@ -203,6 +203,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fence, "check_in_thread", check_others_in_thread)
 
 
+@pytest.mark.rounds
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("of", STORES)

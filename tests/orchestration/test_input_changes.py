@@ -256,6 +256,7 @@ def test_a_range_always_has_the_same_records(tmp_path: Path) -> None:
     assert ChangeStreams(dataset.world.lake).read_arrow(ranges) == before
 
 
+@pytest.mark.lengthy
 def test_only_changed_keys_are_read_however_often_the_table_was_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +353,7 @@ def test_a_dataset_that_was_created_again_is_not_taken_for_the_former_one(tmp_pa
         follow(world, app)
 
 
+@pytest.mark.lengthy
 def test_members_of_a_version_set_are_followed_from_before_they_joined(tmp_path: Path) -> None:
     dataset = begun(tmp_path, Delivered)
     world = dataset.world
@@ -448,6 +450,7 @@ def test_columns_that_change_are_read_as_they_are_now(tmp_path: Path) -> None:
     assert [kind for kind, *_ in read(0)] == ["insert", "insert"]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", [Following, Delivered])
 @pytest.mark.parametrize("dies", [False, True])
 def test_an_open_batch_keeps_what_it_compares_whatever_is_discarded(
@@ -489,6 +492,7 @@ def test_users_give_changes_to_their_application_under_test(tmp_path: Path) -> N
         assert result.output("lake.copied") == [{"k": "a", "v": 2, "now": 2}]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_an_abandoned_batch_has_sent_is_taken_back_with_the_change(
     tmp_path: Path, times: int

@@ -34,6 +34,7 @@ from dagster_adjunct.tables import MemoryTable, RemoteTable
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash
 from tests.orchestration.dagster.ticking import Ticker
+from tests.rounds import rounds
 
 pytestmark = pytest.mark.spark
 
@@ -387,7 +388,8 @@ def price_at(changes: Sequence[tuple[str, int, int]], key: str, minute: int) -> 
     return max(known)[1] if known else None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(1, 3)))
 def test_late_changes_are_waited_for(tmp_path: Path, spark: SparkSession, seed: int) -> None:
     draw = Random(seed)
     watermark = Watermark(delay=10 * MINUTE, idle_after=15 * MINUTE)

@@ -1,7 +1,7 @@
 """Thousands of batches in one process leave no more behind in it than some tens.
 
-Samples are taken after the garbage was collected; those of the second third of the batches are
-compared with those of the last third. What grows with each batch by design is left out: records,
+Samples are taken after the garbage was collected; once lists of the last so many have filled, those
+of two windows of batches are compared. What grows with each batch by design is left out: records,
 and commits of logs until they are old enough to be deleted.
 """
 
@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,8 @@ from tests.rounds import rounds
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-VERSION, CHANGES, STARTPOINT = 20, 5, 15  # in batches: how often they come
+# In batches: how often they come. Each window has some of each.
+VERSION, CHANGES, STARTPOINT = rounds((10, 5, 10), (20, 5, 15))
 # the most that a stream's manifest has, which a batch holds; others are in pages
 SEGMENTS = 2 * FAN_OUT
 
@@ -121,18 +123,30 @@ def count_held(world: StepWorld, spark: SparkSession | None) -> dict[str, int]:
     return found
 
 
-def growth(world: StepWorld, engine: str, batches: int, in_each_third: int) -> dict[str, float]:
-    """Run so many batches in one process; return what each of the last two thirds left behind,
-    by kind: the medians of so many samples in each third are compared.
+@dataclass(frozen=True)
+class Length:
+    """How many batches go before samples are taken, and then are in each of two windows with so
+    many samples.
     """
-    every = batches // (3 * in_each_third)
+
+    before: int
+    window: int
+    samples: int
+
+
+def growth(world: StepWorld, engine: str, length: Length) -> dict[str, float]:
+    """Run batches in one process; return what each of them left behind, by kind: the medians of
+    both windows are compared.
+    """
+    batches = length.before + 2 * length.window
+    every = length.window // length.samples
     app = declare(world, "auto" if engine == "auto" else "spark")
     spark = None if engine == "auto" else world.spark()
     samples: list[dict[str, int]] = []
 
     def hear(event: StepEvent | AdvanceReport) -> None:
         if isinstance(event, StepEvent) and event.what == "batch":
-            if event.batch % every == 0:
+            if event.batch > length.before and event.batch % every == 0:
                 samples.append(count_held(world, spark))
             deliver(world, app, event.batch)
 
@@ -150,16 +164,14 @@ def growth(world: StepWorld, engine: str, batches: int, in_each_third: int) -> d
     assert report.step.in_process_batches == (batches if engine == "auto" else 0)
     assert len(world.records()) == 2
     # Each window has a version of the bounded dataset: what is held rises and falls with these.
-    first = samples[in_each_third : 2 * in_each_third]
-    last = samples[2 * in_each_third :]
-    between = in_each_third * every
+    first, last = samples[: length.samples], samples[length.samples :]
     return {
         kind: (
             (
                 statistics.median(one[kind] for one in last)
                 - statistics.median(one[kind] for one in first)
             )
-            / between
+            / length.window
         )
         for kind in first[0]
     }
@@ -184,6 +196,6 @@ ALL = {**FEW, "objects": 1, "KiB": 8, "JVM KiB": 8}
 @pytest.mark.rounds
 @pytest.mark.timeout(3 * 3600)
 def test_batches_leave_nothing_behind_in_their_process(world: StepWorld, engine: str) -> None:
-    left = growth(world, engine, rounds(60, 3_000), rounds(4, 10))
+    left = growth(world, engine, rounds(Length(10, 20, 5), Length(1_000, 1_000, 10)))
     most = rounds(FEW, ALL)
     assert {kind: each for kind, each in left.items() if each > most.get(kind, each)} == {}, left

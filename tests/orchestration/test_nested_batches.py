@@ -132,7 +132,7 @@ def test_local_tables_keep_nested_values(world: StepWorld) -> None:
             assert {key: comparable(row) for key, row in served.items()} == held
 
 
-@pytest.mark.parametrize("how", ["inner", "full"])
+@pytest.mark.parametrize("how", [pytest.param("inner", marks=pytest.mark.long), "full"])
 def test_state_of_stream_joins_keeps_nested_values(world: StepWorld, how: Any) -> None:
     kind = "struct<a:array<double>,b:map<string,struct<c:date>>>"
     for name, column in (("left", "v"), ("right", "w")):

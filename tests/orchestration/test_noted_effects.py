@@ -65,7 +65,8 @@ def sums(world: StepWorld, sends: Sequence[tuple[str, str | None]]) -> Applicati
     return app
 
 
-@pytest.mark.parametrize("seed", range(rounds(12, 200)))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(6, 200)))
 def test_sends_that_are_distinguished_by_their_order_get_the_marks_of_others(
     tmp_path: Path, seed: int
 ) -> None:
@@ -108,8 +109,9 @@ def test_sends_that_are_distinguished_by_their_order_get_the_marks_of_others(
 # -- joins with what the application writes
 
 
+@pytest.mark.rounds
 @pytest.mark.spark
-@pytest.mark.parametrize("seed", range(rounds(2, 40)))
+@pytest.mark.parametrize("seed", range(rounds(1, 40)))
 def test_joins_see_records_of_the_sends_that_the_plan_names(
     step_world: StepWorld, seed: int
 ) -> None:
@@ -149,7 +151,8 @@ def test_joins_see_records_of_the_sends_that_the_plan_names(
 # -- other writers of a table
 
 
-@pytest.mark.parametrize("seed", range(rounds(10, 200)))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(5, 200)))
 def test_several_sends_to_one_table_do_harm_only_where_it_is_noted(
     tmp_path: Path, seed: int
 ) -> None:

@@ -90,7 +90,8 @@ def world_of(tmp_path: Path) -> StepWorld:
     return world
 
 
-@pytest.mark.parametrize("seed", range(rounds(16, 200)))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(8, 200)))
 def test_a_first_run_is_refused_exactly_where_the_plan_notes_another_writer(
     tmp_path: Path, seed: int
 ) -> None:

@@ -32,7 +32,7 @@ from tests.orchestration.step_world import StepWorld
 from tests.rounds import rounds
 
 OLDER = "an older record may replace a newer one"
-IN_A_TEST = 12
+IN_A_TEST = 6
 Record = tuple[str, str, int]
 
 
@@ -162,6 +162,7 @@ class World:
         self.world.run(self.app)
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(rounds(IN_A_TEST, 400)))
 def test_an_older_record_replaces_a_newer_one_only_where_it_is_noted(
@@ -186,6 +187,7 @@ def test_an_older_record_replaces_a_newer_one_only_where_it_is_noted(
     assert things(world.file) == expected(sent, world.records), planned.why
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(rounds(IN_A_TEST, 400)))
 @pytest.mark.parametrize("bounded", [False, True])
@@ -513,6 +515,7 @@ def test_local_tables_behind_windows_are_not_reported_to_count_records_again(
     assert "window-" in state.replay
 
 
+@pytest.mark.lengthy
 def test_what_is_declared_and_not_used_is_exactly_what_is_noted(tmp_path: Path) -> None:
     for seed in range(40):
         dice, folder = Random(seed), tmp_path / str(seed)

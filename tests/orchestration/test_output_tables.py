@@ -176,6 +176,7 @@ def expected(*ids: int) -> list[int]:
     return sorted(number for number in ids if number % 5)
 
 
+@pytest.mark.lengthy
 def test_each_batch_is_a_commit_and_all_engines_read_the_rows(
     world: StepWorld, target: Target
 ) -> None:
@@ -539,6 +540,7 @@ def test_results_of_a_replay_come_in_a_higher_epoch(world: StepWorld, target: Ta
     assert epochs == {0: len(expected(*range(60))), 1: len(expected(*range(60)))}
 
 
+@pytest.mark.lengthy
 def test_results_of_a_replay_replace_those_of_before_beside_rows_of_others(
     world: StepWorld, target: Target
 ) -> None:

@@ -16,7 +16,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.windows import Aggregate, Count, Sum, Tumbling
-from tests.orchestration.all_engines import ENGINES, WithoutSpark
+from tests.orchestration.all_engines import BY_EACH, BY_SPARK, ENGINES, WithoutSpark
 from tests.orchestration.seen_times import at
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run(world: StepWorld, app: Application, engine: str) -> None:
         assert report.in_process_batches == report.batches == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", BY_EACH)
 @pytest.mark.parametrize("repartitioned", [False, True])
 def test_a_join_names_its_key_and_parts_of_entries_by_paths(
     world: StepWorld, engine: str, repartitioned: bool
@@ -121,7 +121,7 @@ def event_rows(offset: int = 0) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize("engine", ["tasks", "small"])
+@pytest.mark.parametrize("engine", BY_SPARK)
 def test_a_window_names_its_key_times_and_values_by_paths(world: StepWorld, engine: str) -> None:
     fill(world, "events", EVENTS, event_rows(), partitions=1)
     app = Application("app", auto_repartition=True)
@@ -168,7 +168,7 @@ def test_a_window_names_its_key_times_and_values_by_paths(world: StepWorld, engi
     assert json.loads(late["record"]).keys() == {"id", "who", "meta"}
 
 
-@pytest.mark.parametrize("engine", ["tasks", "small"])
+@pytest.mark.parametrize("engine", BY_SPARK)
 @pytest.mark.parametrize("how", ["left", "full"])
 def test_a_join_of_streams_names_keys_and_values_by_paths(
     world: StepWorld, engine: str, how: Any
@@ -220,7 +220,7 @@ def unmet() -> Rows:
     return expected
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", BY_EACH)
 def test_an_as_of_join_names_its_key_and_time_by_paths(world: StepWorld, engine: str) -> None:
     fill(world, "events", EVENTS, event_rows())
     schema = Schema.of(id="bigint", since="timestamp", name={"first": "string"})
@@ -250,7 +250,7 @@ def test_an_as_of_join_names_its_key_and_time_by_paths(world: StepWorld, engine:
     assert received(world, "out") == sorted(expected, key=repr)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", BY_EACH)
 def test_an_error_of_an_as_of_join_shows_values_of_paths(world: StepWorld, engine: str) -> None:
     fill(world, "events", EVENTS, event_rows()[:1])
     schema = Schema.of(id="bigint", since="timestamp", name="string")
@@ -269,7 +269,7 @@ def test_an_error_of_an_as_of_join_shows_values_of_paths(world: StepWorld, engin
     assert "meta.at = 2026-01-01 00:00:01" in failure.value.problem
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", BY_EACH)
 def test_a_lookup_names_its_key_and_parts_of_records_by_paths(
     world: StepWorld, engine: str
 ) -> None:
@@ -294,7 +294,7 @@ def test_a_lookup_names_its_key_and_parts_of_records_by_paths(
     assert received(world, "out") == sorted(with_customers(), key=repr)
 
 
-@pytest.mark.parametrize("engine", ["tasks", "small"])
+@pytest.mark.parametrize("engine", BY_SPARK)
 def test_a_function_gets_the_record_as_it_is(world: StepWorld, engine: str) -> None:
     fill(world, "orders", ORDERS, ORDER_ROWS)
     app = Application("app")
@@ -322,7 +322,7 @@ def test_a_function_gets_the_record_as_it_is(world: StepWorld, engine: str) -> N
     assert received(world, "out") == sorted(expected, key=repr)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", BY_EACH)
 def test_records_stay_partitioned_by_a_path_while_its_column_is_kept(
     world: StepWorld, engine: str
 ) -> None:

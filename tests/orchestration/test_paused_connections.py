@@ -105,6 +105,7 @@ def world_of(
     return world, BlockingTable(RemoteTable("t", key="k", read_function=of(world, place)))
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 @pytest.mark.parametrize("write", [puts_and_deletes, sets])
 @pytest.mark.parametrize(("of", "where", "pause_at"), CONNECTED)

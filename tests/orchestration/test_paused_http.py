@@ -41,6 +41,7 @@ def world_with(service: RecordService, nth: int = 0) -> PausedWorld:
     return PausedWorld(make)
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 def test_no_request_leaves_a_run_that_was_paused_before_it() -> None:
     with running_service() as service:

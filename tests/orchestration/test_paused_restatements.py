@@ -117,6 +117,7 @@ def test_a_restatement_that_was_paused_at_any_request_restates_nothing_twice(
     assert RunLeaseLostError in outcomes
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("nth", [1, 3])
 def test_a_restatement_that_was_paused_within_a_write_writes_no_former_result(
     tmp_path: Path, nth: int

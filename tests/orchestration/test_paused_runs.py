@@ -101,9 +101,9 @@ def http_service() -> Iterator[RecordService]:
 # Each with the fixture that it needs: where it is stored.
 TABLES = [
     pytest.param(memory, "tmp_path", id="memory"),
-    pytest.param(sqlite, "tmp_path", id="sqlite"),
-    pytest.param(rows_in_the_lake, "tmp_path", id="rows in the lake"),
-    pytest.param(rows_in_sqlite, "tmp_path", id="rows in SQLite"),
+    pytest.param(sqlite, "tmp_path", id="sqlite", marks=pytest.mark.lengthy),
+    pytest.param(rows_in_the_lake, "tmp_path", id="rows in the lake", marks=pytest.mark.lengthy),
+    pytest.param(rows_in_sqlite, "tmp_path", id="rows in SQLite", marks=pytest.mark.lengthy),
     pytest.param(http, "http_service", id="http", marks=pytest.mark.lengthy),
     pytest.param(
         postgres, "postgres_server", id="postgres", marks=[pytest.mark.server, pytest.mark.lengthy]
@@ -157,6 +157,7 @@ def content(table: BlockingTable[Any, Any, Any]) -> dict[str, Any]:
         return table.get_all([f"k{n}" for n in range(KEYS)])
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("write", [puts_and_deletes, sets])
 @pytest.mark.parametrize(("of", "where"), TABLES)
 def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
@@ -176,6 +177,8 @@ def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
         assert content(table) == content(expected), nth
 
 
+@pytest.mark.lengthy
+@pytest.mark.rounds
 @pytest.mark.parametrize("of", FENCED)
 def test_a_table_with_fences_refuses_even_the_request_that_was_under_way(
     of: Function, tmp_path: Path
@@ -278,7 +281,7 @@ def test_a_run_paused_at_any_request_to_the_lake_changes_nothing_that_followed()
     whole.run("first", Lake(counted, whole.lake.id))
     whole.go_on()
     expected, requests = left_in(whole), counted.requests
-    for nth in rounds([*range(5, len(requests), 13)], [*range(1, len(requests) + 1)]):
+    for nth in rounds([*range(5, len(requests), 26)], [*range(1, len(requests) + 1)]):
         world = prepare()
         pause = Fault("*", nth, "meanwhile", action=world.pause)
         error = world.run_paused(Lake(FaultyStore(world.store, [pause]), world.lake.id))
@@ -322,7 +325,7 @@ def test_a_sink_is_not_called_once_the_lease_is_lost() -> None:
 
 
 def test_a_kafka_producer_takes_no_record_once_the_lease_is_lost() -> None:
-    settings = KafkaSettings("nowhere", "127.0.0.1:1")
+    settings = KafkaSettings("kafka-of-paused-runs", "127.0.0.1:1")
     fence: Any = LostSoon(2)
     sender = Sender(TopicFacts(settings, "s", "t", "id", 1), fence=fence)
     sent: list[Any] = []

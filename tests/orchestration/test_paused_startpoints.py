@@ -98,7 +98,7 @@ def test_what_a_command_has_reported_while_a_run_had_startpoints_is_what_happens
     counted = FaultyStore(counting.store)
     counting.run("first", Lake(counted, counting.lake.id))
     requests = counted.requests
-    for nth in rounds([*range(2, len(requests), 9)], [*range(1, len(requests) + 1)]):
+    for nth in rounds([*range(2, len(requests), 18)], [*range(1, len(requests) + 1)]):
         world = prepare()
         expected: list[Allowed] = []
 

@@ -193,6 +193,7 @@ def test_two_paused_runs_that_wake_in_any_order_send_nothing(order: list[str], n
     assert values(world) == {4}
 
 
+@pytest.mark.rounds
 def test_an_application_that_is_renamed_while_its_run_is_paused_stops_that_run() -> None:
     """With an open batch no rename begins."""
     renamed: list[object] = []

@@ -85,7 +85,8 @@ class World:
         )
 
 
-@pytest.mark.parametrize("seed", range(rounds(12, 300)))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(6, 300)))
 def test_a_run_reads_what_the_preview_of_its_startpoints_says(tmp_path: Path, seed: int) -> None:
     dice = Random(seed)
     world = World(tmp_path, dice)
@@ -135,7 +136,8 @@ def test_a_run_reads_what_the_preview_of_its_startpoints_says(tmp_path: Path, se
         assert sorted(world.run()) == sorted([*expected, *others]), (preview.effect, name)
 
 
-@pytest.mark.parametrize("seed", range(rounds(8, 200)))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(4, 200)))
 def test_of_startpoints_at_one_partition_those_are_replaced_that_the_preview_names(
     tmp_path: Path, seed: int
 ) -> None:

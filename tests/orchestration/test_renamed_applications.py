@@ -340,6 +340,7 @@ def test_the_checkpoint_of_the_name_of_before_is_refused_with_the_name_of_now() 
     assert last.offsets == {S0: "@3", S1: "@3"}
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_a_rename_that_dies_at_any_request_is_repeated_and_nobody_starts_afresh() -> None:
     def prepared() -> OffsetsWorld:

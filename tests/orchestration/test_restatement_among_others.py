@@ -61,6 +61,7 @@ def test_tombstones_and_records_without_a_key_stay_what_they_are(tmp_path: Path)
     assert shown(latest_rows(world, "out")) == shown(before)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", [Following, Delivered])
 def test_versions_that_are_gone_hold_no_new_records_back(
     tmp_path: Path, kind: type[Changing]
@@ -99,6 +100,7 @@ def test_results_that_follow_changes_are_not_replaced_by_what_was_known_before(
         )
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", [Following, Delivered])
 def test_a_dataset_in_other_partitions_is_followed_on(tmp_path: Path, kind: type[Changing]) -> None:
     dataset, facts = begun(kind, tmp_path)
@@ -190,8 +192,9 @@ class TwoDatasets:
         return found
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.parametrize("seed", range(rounds(2, 40)))
+@pytest.mark.parametrize("seed", range(rounds(1, 40)))
 def test_several_joins_and_inputs_are_restated_together(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     world = new_world(tmp_path)

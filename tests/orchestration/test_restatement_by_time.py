@@ -253,9 +253,10 @@ def test_only_the_interval_that_changed_is_restated(tmp_path: Path) -> None:
     assert again == [("a", at) for at in range(5, 9)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("kind", [FollowedPrices, DeliveredPrices])
-@pytest.mark.parametrize("seed", range(rounds(2, 20)))
+@pytest.mark.parametrize("seed", range(rounds(1, 20)))
 def test_results_by_time_become_those_of_a_run_that_knew_everything(
     tmp_path: Path, kind: type[Prices], seed: int
 ) -> None:

@@ -365,6 +365,7 @@ def id_of(item: str, begin: dt.datetime) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+@pytest.mark.lengthy
 def test_records_get_the_id_of_the_interval_and_the_values_of_their_own_time(
     world: StepWorld,
 ) -> None:
@@ -469,6 +470,7 @@ def test_keys_with_many_rows_are_matched_by_intervals_of_time(world: StepWorld) 
     assert matched(world) == {n: valid(changes, item, at) for n, item, at in sales}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["changes", "versions", "known then"])
 def test_before_the_history_means_the_same_everywhere(world: StepWorld, kind: str) -> None:
     options: Any = {"as_of": "at", "before_history": "error"}

@@ -37,7 +37,12 @@ from tests.servers.kafka import KafkaServer
 
 @pytest.mark.server
 @pytest.mark.parametrize(
-    ("setting", "take_over"), [("message.timeout.ms", True), ("delivery.timeout.ms", False)]
+    ("setting", "take_over"),
+    [
+        ("message.timeout.ms", True),
+        # The name's limit: test_a_successor_waits_for_the_limit_of_the_client
+        pytest.param("delivery.timeout.ms", False, marks=pytest.mark.long),
+    ],
 )
 def test_nothing_arrives_of_a_stopped_run_once_others_went_on(
     setting: str,

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
-from tests.kept_processes import without_kept_processes
+from tests.kept_processes import program, without_kept_processes
 from tests.orchestration import stopped_program
 from tests.orchestration.stopped_program import RECORDS
 
@@ -39,9 +39,7 @@ def send(lake: str, sequence: int, stream: str = "numbers") -> None:
     )
 
 
-def command(*more: str) -> list[str]:
-    adjunct = str(Path(sys.executable).with_name("adjunct"))  # not one that another process runs
-    return [adjunct, "run", "tests.orchestration.stopped_program:app", *more]
+APPLICATION = "tests.orchestration.stopped_program:app"
 
 
 class SentFile:
@@ -71,9 +69,16 @@ class Marked:
 
 
 def run(environment: Mapping[str, str], *more: str) -> str:
-    """Run the application to its end; return what it has printed."""
+    """Run the application to its end, in a process that may be forked; return what it has
+    printed.
+
+    Who computes a run that nobody stops makes no difference; without Spark it is quick, which only
+    a sink needs.
+    """
+    command = [program("adjunct"), "run", APPLICATION, *more]
+    quick = {**environment, "ENGINE": "auto"}
     done = subprocess.run(
-        command(*more), env=environment, capture_output=True, text=True, timeout=240, check=False
+        command, env=quick, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -99,18 +104,22 @@ def stopped(
     table: BlockingTable[Any, Any, Any] | SentFile | Marked,
     log: Path,
 ) -> Iterator[Any]:
-    """Yield a run that was stopped, with all its processes, after it had written some records."""
+    """Yield a run that was stopped, with all its processes, after it had written some records.
+
+    They are its own: what is kept for others is not stopped with it.
+    """
+    command = [Path(sys.executable).with_name("adjunct"), "run", APPLICATION]
     with log.open("w") as output:
         first = subprocess.Popen(
-            command(), env=environment, stdout=output, stderr=output, start_new_session=True
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
         )
     try:
         deadline = time.monotonic() + 120
         # Directly after a request: the next one is not under way, as the rate lets it wait.
-        while not 20 <= len(table.get_all(KEYS)) < RECORDS:
+        while not 20 <= (written := len(table.get_all(KEYS))) < RECORDS:
             assert first.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.002)
+            time.sleep(0.002 if written else 0.1)
         os.killpg(first.pid, signal.SIGSTOP)
         yield first
     finally:
@@ -127,7 +136,8 @@ def stopped(
         ("rows", "auto", True),
         pytest.param("sqlite", "spark", True, marks=[pytest.mark.spark, pytest.mark.slow]),
         pytest.param("rows", "spark", False, marks=[pytest.mark.spark, pytest.mark.long]),
-        pytest.param("postgres", "auto", False, marks=pytest.mark.server),
+        # What a paused run may send over their connections: test_paused_connections.py
+        pytest.param("postgres", "auto", False, marks=[pytest.mark.server, pytest.mark.long]),
         pytest.param("redis", "auto", True, marks=[pytest.mark.server, pytest.mark.long]),
         pytest.param("dynamodb", "auto", False, marks=[pytest.mark.server, pytest.mark.long]),
     ],

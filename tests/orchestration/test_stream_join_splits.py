@@ -109,6 +109,7 @@ def check(world: StepWorld, how: str, least: int) -> None:
     assert all(counts[why] for why in ("late", "null_times", "null_keys", "tombstones")), counts
 
 
+@pytest.mark.rounds
 @pytest.mark.long  # batches that die: test_stream_join.py; idle partitions: test_watermarks.py
 def test_batches_of_any_size_with_an_idle_partition_make_what_plain_python_does(
     step_world: StepWorld,
@@ -117,6 +118,7 @@ def test_batches_of_any_size_with_an_idle_partition_make_what_plain_python_does(
     check(world, "full", 100)
 
 
+@pytest.mark.rounds
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(4))

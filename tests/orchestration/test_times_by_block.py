@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def partitions(draw: st.DrawFn) -> list[list[Record]]:
     return made
 
 
+@pytest.mark.lengthy
 @given(
     partitions(),
     st.integers(0, 10),

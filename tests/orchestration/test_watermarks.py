@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +83,7 @@ def streams(draw: st.DrawFn) -> list[list[Record]]:
     return partitions
 
 
+@pytest.mark.lengthy
 @given(
     streams(),
     st.integers(0, 20),

@@ -34,6 +34,7 @@ print(pa.array([1, 2]).to_pylist())
 """
 
 
+@pytest.mark.lengthy
 def test_arrow_can_be_used_first_in_a_thread_that_ends() -> None:
     command = [sys.executable, "-c", _IN_THREADS]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)

@@ -118,6 +118,7 @@ LATER: dict[str, Written] = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", [*WRITERS, *LATER])
 def test_no_room_for_data_files_is_reported_and_what_was_begun_is_done_later(
     tmp_path: Path, name: str

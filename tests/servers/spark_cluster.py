@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.java_classes import SHORT_LIVED, archived
 from tests.servers.ports import free_port
 
 WORKERS = 2
@@ -49,7 +50,7 @@ def _process(arguments: list[str], log: Path) -> Iterator[None]:
     home = Path(str(find_spec("pyspark").origin)).parent  # type: ignore[union-attr]
     environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     # Executors get what their worker has, and hurry no less than the tests' other JVMs.
-    environment["JAVA_TOOL_OPTIONS"] = environment["SPARK_SUBMIT_OPTS"]
+    environment["JAVA_TOOL_OPTIONS"] = SHORT_LIVED + archived()
     with log.open("wb") as out:
         command = [str(home / "bin/spark-class"), *arguments]
         process = subprocess.Popen(

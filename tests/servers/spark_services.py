@@ -28,6 +28,7 @@ from botocore.model import Shape
 
 from dagster_adjunct.resources.lazy_modules import LazyModule
 from dagster_adjunct.resources.spark.session import session_config
+from tests.java_classes import SHORT_LIVED, archived
 from tests.servers.s3 import ROOT, S3Server
 
 # Some 700 modules: each process that collects tests would import them.
@@ -129,7 +130,7 @@ class StandIn(ABC):
         image = {"PATH": os.environ["PATH"], "HOME": str(place), "PYTHONPATH": path}
         image |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         # hurries no less than the tests' other JVMs
-        image["JAVA_TOOL_OPTIONS"] = os.environ["SPARK_SUBMIT_OPTS"]
+        image["JAVA_TOOL_OPTIONS"] = SHORT_LIVED + archived()
         with (place / "log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 command,

@@ -215,8 +215,19 @@ def test_a_record_without_a_key_of_its_own_is_a_bad_change_and_no_matter_of_orde
         topic.advance(table())
 
 
-@pytest.mark.parametrize("declared", [{"order_by": "version"}, {"history": "all"}])
-@pytest.mark.parametrize("advanced", [True, False], ids=["advanced", "bootstrapped"])
+ORDERED: dict[str, Any] = {"order_by": "version"}
+OVER_TIME: dict[str, Any] = {"history": "all"}
+
+
+@pytest.mark.parametrize(
+    ("advanced", "declared"),
+    [
+        pytest.param(True, ORDERED, id="advanced-ordered"),
+        pytest.param(False, OVER_TIME, id="bootstrapped-over time"),
+        pytest.param(True, OVER_TIME, id="advanced-over time", marks=pytest.mark.long),
+        pytest.param(False, ORDERED, id="bootstrapped-ordered", marks=pytest.mark.long),
+    ],
+)
 def test_offsets_do_not_decide_between_equal_values_of_a_key_that_moved(
     topic: Topic, declared: dict[str, Any], advanced: bool
 ) -> None:

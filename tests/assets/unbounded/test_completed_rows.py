@@ -655,6 +655,7 @@ def entries_of(rows: Table) -> Table:
 
 
 @pytest.mark.spark
+@pytest.mark.rounds
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )
@@ -663,7 +664,7 @@ def test_a_projection_of_several_columns_with_a_condition_is_that_of_whole_rows(
 ) -> None:
     draw = random.Random(seed)
     spec = declared(sparkling, on_bad_change=DeadLetters("lake.dead"), extractor=PROJECTION)
-    changes = drawn(draw, 150, keys="abc")
+    changes = drawn(draw, rounds(100, 150), keys="abc")
     rows: Table = {}
     bad = 0
     for start in range(0, len(changes), 50):

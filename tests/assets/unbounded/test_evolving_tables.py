@@ -25,6 +25,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.evolving import Evolving, Part, named_now, shown
+from tests.rounds import rounds
 
 Entries = dict[int, dict[str, Any]]
 Values = dict[int, dict[int, Any]]
@@ -143,7 +144,8 @@ def compare(
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(3, 6)))
 def test_every_commit_has_the_names_of_then_and_joins_those_of_now(world: World, seed: int) -> None:
     world.spark = IN_PROCESS
     check_history(world, Columns(world), seed, read_by_arrow)

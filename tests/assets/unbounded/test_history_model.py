@@ -57,6 +57,7 @@ def world_of_prices() -> World:
     return prices_in(World(lake_in(InMemoryStore()), IN_PROCESS))
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 @given(
     first=CHANGES,

@@ -180,7 +180,7 @@ def world_in(lake: Any, session: Any = IN_PROCESS) -> World:
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.parametrize("seed", range(rounds(8, 60)))
+@pytest.mark.parametrize("seed", range(rounds(4, 60)))
 def test_intervals_keep_begin_and_id_while_the_edge_moves_over_them(
     tmp_path: Path, seed: int
 ) -> None:

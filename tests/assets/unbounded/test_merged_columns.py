@@ -244,7 +244,9 @@ def test_a_projection_of_single_columns_keeps_what_changes_leave_out(
     assert sparkling.view(spec).get("k") == {"k": "k", "b": 2, "a": "three!"}
 
 
-@pytest.mark.parametrize("over_time", [{}, OVER_TIME], ids=["ordered", "over time"])
+@pytest.mark.parametrize(
+    "over_time", [pytest.param({}, marks=pytest.mark.long), OVER_TIME], ids=["ordered", "over time"]
+)
 def test_a_projection_with_a_condition_on_the_key_merges_in_any_order(
     sparkling: World, over_time: dict[str, str]
 ) -> None:

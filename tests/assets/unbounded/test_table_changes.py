@@ -42,6 +42,7 @@ from dagster_adjunct.resources.table_snapshots import iceberg
 from dagster_adjunct.resources.table_snapshots.iceberg import _planned
 from tests.assets.tables import PRODUCTS, Delta, Iceberg, Rows, iceberg_catalog, rows_table
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.rounds import rounds
 from tests.servers.s3 import S3Server
 
 pytest.importorskip("pyiceberg.catalog.sql")
@@ -94,6 +95,7 @@ def served(lake: Lake, spec: AdjunctDataset) -> Rows:
         return {row["sku"]: (row["price"], row["shop"]) for _, row in reader.items()}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("table", KINDS, indirect=True)
 def test_a_table_is_followed_from_a_snapshot_on(table: Any, lake: Lake) -> None:
     spec = follow(table)
@@ -180,6 +182,7 @@ def test_a_table_that_was_replaced(table: Any, lake: Lake) -> None:
     assert served(lake, spec) == table.rows
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("table", KINDS, indirect=True)
 def test_a_dataset_is_built_again_after_the_first_snapshot_has_expired(
     table: Any, lake: Lake
@@ -370,7 +373,8 @@ def test_spark_follows_it_to_the_same_rows(table: Any, lake: Lake, spark: Any) -
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", rounds([1], [1, 2]))
 def test_drawn_histories_end_as_the_table_at_any_cut_and_after_any_death(
     table: Any, seed: int, lake: Lake
 ) -> None:

@@ -32,11 +32,20 @@ FIRST = "s0"
 Change = tuple[str, str, int, int | None]  # site, key, order value, value; None deletes
 
 
-@pytest.fixture(params=[IN_PROCESS, pytest.param(None, marks=pytest.mark.spark)])
+SPARK = pytest.param(None, marks=pytest.mark.spark)
+BY_SPARK_AT_LENGTH = pytest.param(None, marks=[pytest.mark.spark, pytest.mark.long])
+
+
+@pytest.fixture(params=[IN_PROCESS, BY_SPARK_AT_LENGTH])
 def quick(request: Any, world: World) -> World:
-    """A world by each engine."""
+    """A world by each engine. Both find ties by the same function, once they have found the
+    changes of a key: for `by_each` Spark does so in `make test`, too.
+    """
     engine = request.param or request.getfixturevalue("sparkling").spark
     return GrownWorld(world.lake, engine)
+
+
+by_each = pytest.mark.parametrize("quick", [IN_PROCESS, SPARK], indirect=True)
 
 
 def table(world: World, **options: Any) -> AdjunctDataset:
@@ -103,8 +112,15 @@ def test_tied_changes_of_two_partitions_are_refused(
         assert content(quick) == {"z": 0, "a": 1}
 
 
-@pytest.mark.parametrize("declared", DECLARED, ids=["order", "history"])
-@pytest.mark.parametrize("cut", [False, True], ids=["one-chunk", "stored"])
+@pytest.mark.parametrize(
+    ("quick", "cut", "declared"),
+    [
+        *((IN_PROCESS, cut, declared) for cut in (False, True) for declared in DECLARED),
+        pytest.param(None, False, DECLARED[0], marks=pytest.mark.spark),
+        pytest.param(None, True, DECLARED[1], marks=pytest.mark.spark),
+    ],
+    indirect=["quick"],
+)
 def test_tied_changes_are_set_aside_with_dead_letters(
     quick: World, declared: dict[str, Any], cut: bool
 ) -> None:
@@ -151,6 +167,7 @@ def test_a_tie_below_a_newer_change_decides_nothing(quick: World, cut: bool) -> 
     assert content(quick) == {"a": 3}
 
 
+@by_each
 def test_ties_with_compacted_rows_are_refused(quick: World) -> None:
     spec = table(quick)
     send(quick, [(FIRST, "a", 5, 1)])

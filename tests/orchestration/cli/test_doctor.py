@@ -342,6 +342,7 @@ def test_pools_whose_slots_stay_with_killed_runs_are_reported(
     assert advised == (state == "warning")
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("named", ["adjunct", "own"])
 def test_a_limit_of_one_pool_is_enough_for_the_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str

@@ -16,15 +16,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.assets.exchange import file_appends
 from dagster_adjunct.assets.exchange.file_appends import append_files
 from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError, StreamNotFoundError
-from dagster_adjunct.resources.streams.lake.append import FILE_PRODUCERS, PRODUCERS
+from dagster_adjunct.resources.streams.lake import append
 from tests.orchestration.cli.commands import document, invoke, printed, refused
+from tests.rounds import rounds
 
 SCHEMA = Schema.of(k="string", n="bigint")
 
@@ -214,13 +215,13 @@ def test_an_interrupted_append_goes_on_with_the_next_part(
 ) -> None:
     monkeypatch.setattr(file_appends, "PART", 2)
     path = Path(world.file("x.csv", "k,n\n" + "".join(f"k{n},{n}\n" for n in range(7))))
-    append, calls = LakeStreams.append, []
+    appends, calls = LakeStreams.append, []
 
     def killed(self: LakeStreams, *args: object, **more: object) -> object:
         if len(calls) == appended:
             raise KeyboardInterrupt
         calls.append(more["sequence"])
-        return append(self, *args, **more)  # type: ignore[arg-type]
+        return appends(self, *args, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(LakeStreams, "append", killed)
@@ -242,19 +243,24 @@ def test_a_file_of_more_parts_than_a_stream_remembers_is_appended_once(
     assert len(world.records()) == 40
 
 
-@pytest.mark.lengthy
-def test_many_files_make_a_stream_forget_no_other_producer(world: World) -> None:
+def test_many_files_make_a_stream_forget_no_other_producer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(append, "PRODUCERS", 8)
+    monkeypatch.setattr(append, "FILE_PRODUCERS", 4)
     world.streams.append("s", [{"k": "app", "n": 0}], producer="application", sequence=1)
-    for number in range(PRODUCERS + 1):
+    for number in range(append.PRODUCERS + 1):
         append_files(world.lake, "s", [Path(world.file("x.csv", f"k,n\nf,{number}\n"))])
     assert world.streams.append(
         "s", [{"k": "app", "n": 0}], producer="application", sequence=1
     ).duplicate
     producers = world.streams.state("s").state.producers
-    assert len(producers) == FILE_PRODUCERS + 1
-    for number in range(PRODUCERS + 1):
+    assert len(producers) == append.FILE_PRODUCERS + 1
+    for number in range(append.PRODUCERS + 1):
         world.streams.append("s", [{"k": "q", "n": 0}], producer=f"p{number}", sequence=1)
-    again = append_files(world.lake, "s", [Path(world.file("x.csv", f"k,n\nf,{PRODUCERS}\n"))])
+    again = append_files(
+        world.lake, "s", [Path(world.file("x.csv", f"k,n\nf,{append.PRODUCERS}\n"))]
+    )
     assert again[0].appended == 0, "nor do other producers push out files"
 
 
@@ -305,6 +311,8 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.lengthy
+@pytest.mark.rounds
+@settings(max_examples=rounds(30, 100))
 @given(
     st.lists(st.tuples(TEXTS, st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))), max_size=5)
 )

@@ -111,6 +111,7 @@ def test_what_an_output_can_not_show_is_escaped_and_json_is_utf8(tmp_path: Path)
     assert "\u00e9" in done.stdout.decode()
 
 
+@pytest.mark.lengthy
 def test_without_an_input_nothing_is_confirmed(tmp_path: Path) -> None:
     LakeStreams(open_lake(tmp_path / "lake")).create(
         "in", schema=Schema.of(k="string"), partitions=1

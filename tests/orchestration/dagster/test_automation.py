@@ -236,6 +236,7 @@ def test_a_time_of_the_day_needs_no_update_of_what_is_read(lab: Lab) -> None:
     assert requested == [0, 1, 0]
 
 
+@pytest.mark.lengthy
 def test_a_launcher_that_cannot_decide_holds_no_other_back(lab: Lab) -> None:
     menu = bounded_dataset(
         "menu", input="lake.menu", key="item", partitions=2, automation_condition=new_version()
@@ -251,6 +252,7 @@ def test_a_launcher_that_cannot_decide_holds_no_other_back(lab: Lab) -> None:
     assert names(sensor.asked()) == ["menu_dataset"]
 
 
+@pytest.mark.lengthy
 def test_with_a_sensor_and_its_condition_on_the_second_run_finds_nothing(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     sensor = Ticker(lab.lake, shop(None, items()), lab.instance, "items_delivered", spark=NO_SPARK)
@@ -279,6 +281,7 @@ def test_a_condition_waits_for_a_run_that_the_sensor_has_launched(lab: Lab) -> N
 # -- versions that are partitions
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("versions", [VersionPartitions(), VersionPartitions(names=("v1", "v2"))])
 def test_a_delivered_version_is_requested_as_its_partition(
     lab: Lab, versions: VersionPartitions
@@ -295,6 +298,7 @@ def test_a_delivered_version_is_requested_as_its_partition(
         assert lab.run(sensor.defs, key_of(parted), partition_key=f"v{number}").success
 
 
+@pytest.mark.lengthy
 def test_a_dated_version_updates_the_day_and_the_week_of_assets_made_from_it(lab: Lab) -> None:
     parted = items(new_version(), versions=VersionPartitions("day", start="2026-01-01"))
 

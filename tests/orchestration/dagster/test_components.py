@@ -593,6 +593,7 @@ applications:
         assert dataset.evolution.drop == ("old",)
 
 
+@pytest.mark.lengthy
 def test_an_application_that_reads_what_nobody_has_written_yet_waits_for_its_run(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

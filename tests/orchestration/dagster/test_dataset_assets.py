@@ -313,6 +313,7 @@ def test_a_dataset_with_another_validator_is_another_declaration(lab: Lab) -> No
     )
 
 
+@pytest.mark.lengthy
 def test_validators_of_changes_are_checks_with_counts_and_a_sample(lab: Lab) -> None:
     def following(*validators: Validator, **options: Any) -> AdjunctDataset:
         return unbounded_dataset(

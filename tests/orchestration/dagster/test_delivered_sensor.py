@@ -201,6 +201,7 @@ MENU = bounded_dataset("menu", input="lake.menu", key="item", partitions=2)
 PAIR = (MENU, items)
 
 
+@pytest.mark.lengthy
 @BOTH
 @pytest.mark.parametrize("turn", [1, pytest.param(-1, marks=pytest.mark.long)])
 def test_one_run_for_records_takes_all_that_is_delivered_with_them(
@@ -265,6 +266,7 @@ def test_what_is_delivered_later_is_launched_though_the_first_run_got_nowhere(
     assert sensors.look() == [["items_dataset", "menu_dataset"]]
 
 
+@pytest.mark.lengthy
 def test_what_is_in_the_way_of_another_dataset_holds_nothing_back(
     lab: Lab, instance: DagsterInstance
 ) -> None:

@@ -96,6 +96,7 @@ def materialize(lake: Lake, app: Application, instance: DagsterInstance) -> Any:
     return job.execute_in_process(instance=instance, raise_on_error=True)
 
 
+@pytest.mark.lengthy
 def test_files_that_were_set_aside_are_shown_and_warned_of_once(
     lake: Lake, folder: Path, instance: DagsterInstance
 ) -> None:

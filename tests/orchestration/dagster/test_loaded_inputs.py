@@ -108,6 +108,7 @@ FORMS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("form", FORMS)
 def test_a_dataset_with_changes_comes_in_the_form_that_is_annotated(lake: Lake, form: str) -> None:
     annotation, kind, as_rows = FORMS[form]
@@ -126,6 +127,7 @@ def test_whole_numbers_with_gaps_are_exact_in_pandas() -> None:
     assert _pandas(table[:1]).dtypes["n"] == "int64"
 
 
+@pytest.mark.lengthy
 def test_versions_and_streams_come_without_hidden_columns_and_deletions(lake: Lake) -> None:
     assert loaded(lake, ["datasets", "prices_dataset"], pa.Table).sort_by("k") == rows(a=1.0, b=2.0)
     assert loaded(lake, ["lake", "priced"], pa.Table).sort_by("k") == rows(a=1.5, x=2.5)
@@ -174,6 +176,7 @@ daily = bounded_dataset(
 )
 
 
+@pytest.mark.lengthy
 def test_a_partition_takes_the_version_of_its_own_name_and_several_come_by_partition(
     lake: Lake,
 ) -> None:
@@ -256,6 +259,7 @@ def test_it_stores_nothing_and_says_so(lake: Lake) -> None:
         merged.resolve_job_def("lose").execute_in_process()
 
 
+@pytest.mark.lengthy
 def test_what_can_not_be_loaded_is_refused(lake: Lake) -> None:
     with pytest.raises(ConfigurationError, match=r"pandas\.DataFrame"):
         loaded(lake, ["datasets", "people_dataset"], dict)

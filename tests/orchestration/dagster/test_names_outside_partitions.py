@@ -117,6 +117,7 @@ def test_a_marker_that_is_no_partition_is_dropped_and_the_next_version_built(
     assert sensor.skipped().startswith("No new version; ")
 
 
+@pytest.mark.lengthy
 def test_a_version_that_is_published_stays_one_if_partitions_begin_later(
     lab: Lab, tmp_path: Path
 ) -> None:

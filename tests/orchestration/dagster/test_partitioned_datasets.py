@@ -212,6 +212,7 @@ def test_partitions_by_day_begin_at_the_start_and_names_are_in_natural_order() -
     assert dagster_partitions(named) == StaticPartitionsDefinition(["v2", "v10"])
 
 
+@pytest.mark.lengthy
 def test_a_partitioned_dataset_is_in_the_applications_graph_but_not_in_its_job(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)
     job = defs.resolve_job_def("shop")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from dagster_adjunct import VersionPartitions, bounded_dataset, open_dataset
 from dagster_adjunct.exchange import polars_frame
@@ -65,6 +66,7 @@ def materialised(lab: Lab, day: str) -> FinishedRun:
     )
 
 
+@pytest.mark.lengthy
 def test_partitions_in_any_order_are_read_over_time_as_their_days_say(tmp_path: Path) -> None:
     with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)

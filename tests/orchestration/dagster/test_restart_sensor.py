@@ -361,6 +361,7 @@ def test_outputs_that_were_materialised_by_hand_are_restarted_as_they_were_selec
     assert sensor.asked().asset_selection == [priced, table]
 
 
+@pytest.mark.lengthy
 def test_a_run_for_a_dataset_alone_is_none_of_its_business(
     lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], tmp_path: Path
 ) -> None:

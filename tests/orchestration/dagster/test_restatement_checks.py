@@ -45,6 +45,7 @@ def run(lab: Lab, restate: Restate) -> FinishedRun:
     )
 
 
+@pytest.mark.lengthy
 def test_a_check_has_what_a_run_has_restated_and_since_when_changes_wait(lab: Lab) -> None:
     serve(lab, "v1", "one", "two", "three")
     first = run(lab, Restate(DAY))
@@ -61,6 +62,7 @@ def test_a_check_has_what_a_run_has_restated_and_since_when_changes_wait(lab: La
     assert "changes of items wait since" in (waiting.description or "")
 
 
+@pytest.mark.lengthy
 def test_too_much_to_restate_fails_the_check_with_the_run(lab: Lab) -> None:
     serve(lab, "v1", "one", "two", "three")
     assert run(lab, Restate(DAY)).success

@@ -177,6 +177,7 @@ class Copies(StubEngine):
         return BatchMetrics({"lake.copy": {"rows": inputs.records}}, {})
 
 
+@pytest.mark.lengthy
 def test_batches_and_versions_of_a_run_that_stays_are_reported_before_it_ends(
     tmp_path: Path,
 ) -> None:
@@ -268,6 +269,7 @@ def versions_of_items(finished: FinishedRun) -> list[str]:
     ]
 
 
+@pytest.mark.lengthy
 def test_a_version_that_comes_after_its_asset_and_before_the_first_look_is_published(
     tmp_path: Path,
 ) -> None:
@@ -280,6 +282,7 @@ def test_a_version_that_comes_after_its_asset_and_before_the_first_look_is_publi
         assert versions_of_items(finished) == ["v1", "v2"]
 
 
+@pytest.mark.lengthy
 def test_versions_are_reported_at_most_once_a_minute_and_at_the_end(tmp_path: Path) -> None:
     with running_lab(tmp_path) as lab:
         lab.deliver("items", APPLES, "v1")
@@ -294,6 +297,7 @@ def test_versions_are_reported_at_most_once_a_minute_and_at_the_end(tmp_path: Pa
         assert versions_of_items(finished) == ["v1", "v3"]
 
 
+@pytest.mark.lengthy
 def test_a_startpoint_of_a_dataset_is_applied_by_a_run_that_stays(tmp_path: Path) -> None:
     app = Application("shop")
     app.input_stream("lake.orders", default_offset="oldest").send_to(

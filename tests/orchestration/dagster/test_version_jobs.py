@@ -58,6 +58,7 @@ def test_a_version_is_rolled_back_pinned_and_revoked_from_the_launchpad(lab: Lab
     assert lab.store("items").history(1)[0].by == gone.result.run_id
 
 
+@pytest.mark.lengthy
 def test_an_older_forced_version_is_served_only_on_request(lab: Lab) -> None:
     strict = replace(ITEMS, validators=(min_rows(3),))
     defs = lab.definitions(strict)

@@ -324,6 +324,7 @@ def test_a_cancelled_replay_stops_where_it_is_and_does_not_begin_again(
     assert any("ticket 9" in (state.note or "") for _, state in log.history(None))
 
 
+@pytest.mark.lengthy
 def test_one_that_was_cancelled_while_it_is_still_fanned_out_does_not_begin_again() -> None:
     tried = [begun_in(4, nth) for nth in range(1, 25)]
     left = [(world, app) for world, app, _ in tried if is_left(world, app)]

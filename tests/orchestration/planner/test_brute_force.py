@@ -182,6 +182,7 @@ def agrees(program) -> None:
     assert {edge.operator: edge.partitions for edge in planned.streams if edge.operator} == wanted
 
 
+@pytest.mark.lengthy
 @settings(max_examples=100)
 @given(PROGRAMS)
 def test_those_that_take_part_are_those_that_reach_the_join(program):

@@ -148,6 +148,7 @@ def test_what_only_one_version_writes_is_not_a_difference() -> None:
     assert describe_differences(older, newer) == ()
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("number", [1_000])
 def test_many_operators_are_compared(number: int) -> None:
     def chain(length: int) -> ExecutionPlan:

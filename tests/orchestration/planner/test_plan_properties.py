@@ -25,6 +25,7 @@ COUNTS = st.sampled_from([2, 3])
 NODES = st.dictionaries(st.sampled_from("abcdefgh"), st.none() | COUNTS, min_size=1)
 
 
+@pytest.mark.lengthy
 @given(NODES, st.data())
 def test_assigned_counts_are_those_of_whole_connected_components(counts, data):
     members = st.lists(st.sampled_from(sorted(counts)), min_size=1, max_size=3)
@@ -203,12 +204,14 @@ def check_joins(app, planned) -> None:
     ]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("auto", [False, True])
 def test_planning_takes_steps_in_proportion_to_the_operators(auto):
     few, many = (steps_of_planning(joins, auto=auto) for joins in (100, 400))
     assert many < 4.4 * few
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("chained", [False, True])
 def test_what_is_displayed_and_stored_of_a_plan_grows_in_proportion_to_the_operators(chained):
     """Of many joins and many writers of one table, none repeats what the others have; nor does a

@@ -91,6 +91,7 @@ def test_a_chain_of_ten_thousand_is_planned():
     assert build_plan(app, catalog(s=7, t=1)).join_groups[0].partitions == 4
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("joins_first", [True, False])
 def test_many_joins_and_many_writers_of_one_table_are_one_count(joins_first):
     app = application()

@@ -38,8 +38,8 @@ def envelope(**options: Any) -> DebeziumEnvelope:
 
 
 def test_dead_letters_go_to_a_system_that_exists() -> None:
-    error = refusal(changes=envelope(), on_bad_change=DeadLetters("nowhere.dead"))
-    assert "nowhere" in error.problem
+    error = refusal(changes=envelope(), on_bad_change=DeadLetters("undeclared.dead"))
+    assert "undeclared" in error.problem
 
 
 def test_dead_letters_go_to_no_stream_of_other_records() -> None:

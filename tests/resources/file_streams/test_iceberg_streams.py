@@ -334,6 +334,7 @@ def test_another_table_under_the_name_is_an_error(iceberg: IcebergLab) -> None:
     assert caught.value.rule == "replaced"
 
 
+@pytest.mark.lengthy
 def test_columns_are_what_they_were_when_the_table_renames_and_drops_them(
     iceberg: IcebergLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +467,7 @@ def test_files_without_field_ids_are_read_by_the_name_mapping(
     assert {row["remark"] for row in stream.rows()} == {"n0", None}
 
 
+@pytest.mark.lengthy
 def test_two_lookers_admit_each_file_once(iceberg: IcebergLab) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -479,6 +481,7 @@ def test_two_lookers_admit_each_file_once(iceberg: IcebergLab) -> None:
     assert ids(stream.rows()) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.lengthy
 def test_a_looker_that_dies_leaves_nothing_or_all(iceberg: IcebergLab) -> None:
     table = iceberg.create(SCHEMA)
     stream = iceberg.stream()

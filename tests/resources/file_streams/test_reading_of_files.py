@@ -115,6 +115,7 @@ ADDED = {
 }
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("seed", range(rounds(4, 40)))
 def test_any_range_has_the_records_that_were_written(
@@ -139,6 +140,7 @@ def test_any_range_has_the_records_that_were_written(
             assert records(rest) == records(table.select([*some, "__offset", *META]))
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(5, 40)))
 def test_spark_reads_the_same_records(
     lake: Lake, tmp_path: Path, spark: SparkSession, seed: int

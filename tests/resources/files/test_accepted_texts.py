@@ -433,6 +433,7 @@ def in_utc(value: Any) -> Any:
     return value.astimezone(dt.UTC) if isinstance(value, dt.datetime) else value
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_csv_field_means_what_the_page_says_or_is_rejected(tmp_path: Path, kind: str) -> None:
@@ -450,6 +451,7 @@ def test_a_csv_field_means_what_the_page_says_or_is_rejected(tmp_path: Path, kin
     assert kind in ("string", "binary") or found["rejected"] > 20
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_json_member_means_what_the_page_says_or_is_rejected(tmp_path: Path, kind: str) -> None:

@@ -199,6 +199,7 @@ class Blocks(io.BytesIO):
         return super().read(self._size)
 
 
+@pytest.mark.rounds
 def test_quotes_are_misplaced_where_a_strict_reader_of_csv_finds_them_so() -> None:
     draw, found = random.Random(5), Counter[str]()
     for _ in range(rounds(300, 30_000)):

@@ -236,6 +236,7 @@ def test_a_part_that_is_used_twice_is_computed_once() -> None:
     assert compiled(text).evaluate(table()).to_pylist() == RECORDS["s"]
 
 
+@pytest.mark.lengthy
 def test_deep_expressions_are_left_to_spark_or_evaluated() -> None:
     expression = compile_expression(" + ".join(["a"] * 3_000), TYPES)
     if isinstance(expression, ArrowExpression):

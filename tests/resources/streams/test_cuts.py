@@ -4,6 +4,7 @@ can be.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def passes(cut: RowRanges, segment: int, partition: int, row: int) -> bool:
     )
 
 
+@pytest.mark.lengthy
 @settings(max_examples=200)
 @given(WIDTHS, SPANS)
 def test_exactly_the_rows_of_the_spans_pass(

@@ -131,7 +131,7 @@ def answers_of(table: BlockingTable[Any, Any, Any], drawn: Drawn, turns: int) ->
 
 
 @pytest.mark.rounds
-@pytest.mark.parametrize("seed", range(rounds(4, 40)))
+@pytest.mark.parametrize("seed", range(rounds(2, 40)))
 def test_drawn_operations_leave_the_same_records_and_outcomes(
     new_store: NewStore, seed: int
 ) -> None:
@@ -150,7 +150,7 @@ def test_drawn_operations_leave_the_same_records_and_outcomes(
 
 
 @pytest.mark.rounds
-@pytest.mark.parametrize("seed", range(rounds(4, 40)))
+@pytest.mark.parametrize("seed", range(rounds(2, 40)))
 def test_entries_that_are_rejected_are_the_same(new_typed_store: NewStore, seed: int) -> None:
     """Columns have types, so some values do not fit; sums leave the range of their type in one
     direction.

@@ -115,6 +115,7 @@ def test_updates_are_exact_though_answers_are_lost_and_batches_come_again(
     } == expected
 
 
+@pytest.mark.rounds
 def test_a_new_epoch_counts_again_and_the_same_one_does_not(new_store):
     sent = messages(7)["lake.clicks.1"]
     store = new_store()

@@ -142,6 +142,7 @@ def open_table(store, **settings) -> BlockingTable:
     )
 
 
+@pytest.mark.rounds
 @settings(max_examples=rounds(8, 60), suppress_health_check=SLOW, deadline=None)
 @given(records=st.lists(RECORDS, min_size=1, max_size=3))
 def test_drawn_records_come_back_equal_also_into_streams(new_store, records):
@@ -333,6 +334,7 @@ def updates(draw):
     return draw(st.lists(step, min_size=1, max_size=6))
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 @settings(max_examples=rounds(8, 80), suppress_health_check=SLOW, deadline=None)
 @given(steps=updates())

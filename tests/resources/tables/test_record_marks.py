@@ -31,6 +31,7 @@ def batch(rows: list[Row]) -> pa.RecordBatch:
     )
 
 
+@pytest.mark.lengthy
 @settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from("abc")), max_size=40),
@@ -65,6 +66,7 @@ def test_a_tie_of_rows_that_may_be_others_next_time_is_refused() -> None:
         Marks(guessing, ["k"], "sink").of(batch([(0, 1, "a"), (0, 1, "a")]))
 
 
+@pytest.mark.lengthy
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=60))
 def test_puts_and_deletes_in_few_operations_end_as_one_by_one(

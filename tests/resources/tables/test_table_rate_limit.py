@@ -188,6 +188,7 @@ def test_who_waits_in_another_event_loop_moves_up_too():
     assert not thread.is_alive()
 
 
+@pytest.mark.lengthy
 @given(
     steps=st.lists(
         st.tuples(st.floats(0, 1), st.integers(1, 25), st.booleans()), min_size=1, max_size=20
