@@ -123,6 +123,40 @@ def test_missing_and_changed_files_are_refused_unless_forced(
     assert offsets(declared_at(new, lake, rules=rules)) == {0: 1, 1: 101, 4: 3, 5: 103}
 
 
+def test_files_that_were_restored_into_the_same_folder_are_known_again(
+    landing: LocalLanding, lake: Lake, tmp_path: Path
+) -> None:
+    put(landing, 1, 2)
+    system = clicks(landing, lake)
+    before = offsets(system) if look(system) else {}
+    backup = tmp_path / "backup"
+    copy_and_remove(landing.root, backup)
+    copy_and_remove(backup, landing.root)
+    with pytest.raises(errors.AdmittedFileError):
+        look(system)
+    assert moved(lake, landing.url).files == 2
+    put(landing, 3)
+    assert look(system) == [1, 101, 2, 102, 3, 103]
+    assert before.items() <= offsets(system).items()
+
+
+def test_a_process_with_the_old_declaration_reads_nothing_more(
+    landing: LocalLanding, lake: Lake, tmp_path: Path
+) -> None:
+    put(landing, 1, 2)
+    system = clicks(landing, lake)
+    look(system)
+    new = tmp_path / "new"
+    shutil.copytree(landing.root, new)  # the old folder stays, and gets another file
+    moved(lake, new)
+    put(landing, 3)
+    with pytest.raises(errors.StreamExistsError):
+        look(system)
+    with pytest.raises(errors.AdmittedFileError):  # these are other files, as far as is known
+        numbers(system)
+    assert look(declared_at(new, lake)) == [1, 101, 2, 102]
+
+
 def test_files_that_were_set_aside_stay_so(
     landing: LocalLanding, lake: Lake, tmp_path: Path
 ) -> None:
