@@ -19,6 +19,8 @@ from dagster_adjunct.orchestration.maintenance.expire import (
     expire_all_versions as expire_all_versions,
 )
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions as expire_versions
+from dagster_adjunct.orchestration.maintenance.move import MoveReport as MoveReport
+from dagster_adjunct.orchestration.maintenance.move import move_stream as move_stream
 from dagster_adjunct.orchestration.maintenance.rename import RenameReport as RenameReport
 from dagster_adjunct.orchestration.maintenance.rename import (
     rename_application as rename_application,

@@ -1,5 +1,5 @@
 """`adjunct stream …` for streams of files: what they hold, their files, looking for new ones now,
-and setting files aside.
+setting files aside, and moving the folder.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from dagster_adjunct.orchestration.cli.output import (
     show_items,
     show_json,
     show_line,
+    show_report,
     show_schema,
     show_table,
 )
+from dagster_adjunct.orchestration.maintenance.move import move_stream
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.file_streams import overview
 from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState
@@ -53,8 +55,11 @@ def show(streams: FileStreams, stream: str) -> None:
     declared = facts.pop("declared")
     waiting = facts.pop("waiting")
     problem = facts.pop("problem")
+    moved = facts.pop("moved")
     show_facts(f"stream {streams.name}.{stream}", {**facts, "waiting": len(waiting)})
     show_facts("declared", drop_empty(declared))
+    if moved:
+        show_items("moved", ["before", "after", "at", "by", "reason"], moved)
     show_schema(schema)
     if waiting:
         rows = [[path, why] for path, why in sorted(waiting.items())]
@@ -192,6 +197,25 @@ def set_aside(lake: Lake, name: str, file: str, yes: bool, reason: str, by: str)
         show_line(f"{file} of {name} was set aside before: {found.problem}.")
     else:
         show_line(f"{file} of {name} is set aside, {_describe_extent(found)}.")
+
+
+@click.command("move")
+@stream_argument
+@click.argument("url")
+@flag("--force", "Move it even if files are missing or changed there, or an open batch reads it.")
+@flag("--dry-run", "Only show what would be moved, and what prevents it.")
+@audit_options
+@lake_options()
+def move(lake: Lake, name: str, url: str, force: bool, dry_run: bool, reason: str, by: str) -> None:
+    """Move a stream to the folder URL, to which its files were moved with their names.
+
+    What was read of it stays read, and new files in URL get the next offsets. Its files are looked
+    for first: by size and time, or ETag (copy with cp -p). Rejected if one is missing or changed,
+    and while an open batch reads it. Declare the new URL afterwards.
+    """
+    report = move_stream(lake, name, url, reason=reason, by=by, force=force, dry_run=dry_run)
+    verdict = "needs --force" if dry_run else "forced"
+    show_report(report, [f"{verdict}: {problem}" for problem in report.problems])
 
 
 def _describe_extent(file: AdmittedFile) -> str:

@@ -457,7 +457,12 @@ stream.add_command(
     )
 )
 stream.add_command(deletion_command(_DELETE, delete_stream, name_of=_deletable_stream))
-for command in (file_streams.list_files, file_streams.admit, file_streams.set_aside):
+for command in (
+    file_streams.list_files,
+    file_streams.admit,
+    file_streams.set_aside,
+    file_streams.move,
+):
     stream.add_command(command)
 
 

@@ -111,6 +111,11 @@ def _find_readers(lake: Lake, qualified: str, producers: Collection[str] = ()) -
     return Readers(tuple(blocking), (*affected, *followers.unknown))
 
 
+def find_open_batches(lake: Lake, stream: str) -> tuple[str, ...]:
+    """Return the open batches that read the stream "system.stream"."""
+    return _find_readers(lake, stream).blocking
+
+
 def find_dataset_readers(lake: Lake, name: str) -> Readers:
     """Return the readers of a dataset: leases, holds, applications and builds."""
     now = read_lake_clock(lake, name)

@@ -138,9 +138,13 @@ class TableSend:
 
     def key_sources(self, key: Sequence[str]) -> tuple[str, ...]:
         """Return where the records have the values of the table's key: columns or paths."""
+        return tuple(source for source, _ in self.key_pairs(key))
+
+    def key_pairs(self, key: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Return where the records have each value of the table's key, and its column there."""
         if not self.on:
-            return tuple(key)
-        return tuple(source for source, _ in self.on)
+            return tuple((name, name) for name in key)
+        return self.on
 
 
 @dataclass(frozen=True, slots=True)

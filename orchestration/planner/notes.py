@@ -17,8 +17,8 @@ between batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -49,6 +49,7 @@ from dagster_adjunct.orchestration.planner.planned import (
 )
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.paths import normal_path
 from dagster_adjunct.resources.streams.system import LAKE
 from dagster_adjunct.resources.tables.table import AnyTable
 
@@ -520,13 +521,17 @@ class _SendConflicts:
     `changed` are the columns that it changes. `same_columns` are the ids of the sends that change
     the same columns, so that the order between them and this send matters. `other_columns` are the
     ids of those that set other columns: where the newest record wins, it would hide those columns
-    of an older one. `mixed`: this send or one of `same_columns` adds or appends.
+    of an older one. `mixed`: this send or one of `same_columns` adds or appends. `idempotent`: the
+    table is declared so. `on` is the argument by which the table would get its key from what the
+    records are partitioned by, if the key is only a copy of that.
     """
 
     changed: ChangedColumns
     same_columns: Sequence[str]
     other_columns: Sequence[str]
     mixed: bool
+    idempotent: bool = False
+    on: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needs_no_order(self) -> bool:
@@ -558,7 +563,12 @@ def plan_tables(
         (source,) = operator.inputs
         table = app.tables[send.table]
         before = origins[source]
-        planned = _plan_table(operator, table, before, sent[operator.id], again[source])
+        this = replace(
+            sent[operator.id],
+            idempotent=table.idempotent,
+            on=_find_copied_key(app, operator, send.key_pairs(table.key), before, columns),
+        )
+        planned = _plan_table(operator, table, before, this, again[source])
         if has_marks(table):
             _check_marks(operator, table, before, catalog)
             planned = replace(planned, marks=writers[operator.id])
@@ -570,6 +580,73 @@ def plan_tables(
             raise PlanningError(problem, planned.mends, operator=operator.id)
         tables.append(planned)
     return tuple(tables)
+
+
+def _find_copied_key(
+    app: Application,
+    operator: Operator,
+    key: Sequence[tuple[str, str]],
+    before: _Origin,
+    columns: Mapping[str, Columns],
+) -> dict[str, str]:
+    """Return the `on` by which a send would get the table's key from the columns, or paths, that
+    the records are partitioned by; {} unless the `key`, as pairs (name in the records, column of
+    the table), has copies of all of these.
+    """
+    partitioned_by = before.flow.partitioned_by
+    if before.lost_at or not partitioned_by:
+        return {}
+    copied = _find_copies(app, operator, [name for name, _ in key], partitioned_by, columns)
+    on = {copied.get(name, name): column for name, column in key}
+    if not copied or not set(partitioned_by) <= set(on):
+        return {}
+    return on
+
+
+def _find_copies(
+    app: Application,
+    operator: Operator,
+    names: Collection[str],
+    originals: Collection[str],
+    columns: Mapping[str, Columns],
+) -> dict[str, str]:
+    """Return which of these columns are copies of which of the originals, among the records that
+    arrive at an operator.
+    """
+    before = {name: name for name in (*names, *originals)}
+    found: dict[str, str] = {}
+    for above in _list_above(app, operator):
+        before = _trace_above(above, before, columns)
+        by_source = {before[name]: name for name in originals if name in before}
+        for name in names:
+            original = by_source.get(before.get(name, ""), name)
+            if original != name:
+                found.setdefault(name, original)
+    return found
+
+
+def _list_above(app: Application, operator: Operator) -> Iterator[Operator]:
+    """Yield the operators above this one, up to the first that has not one input."""
+    while len(operator.inputs) == 1:
+        operator = app.operator(operator.inputs[0])
+        if len(operator.inputs) != 1:
+            return
+        yield operator
+
+
+def _trace_above(
+    operator: Operator, names: Mapping[str, str], columns: Mapping[str, Columns]
+) -> dict[str, str]:
+    """Return where values were before an operator, by the key of `names`, which says where they are
+    after it; without those that it computes.
+    """
+    arriving = columns[operator.inputs[0]]
+    traced = {}
+    for name, after in names.items():
+        source = operator.spec.came_from(after, arriving)
+        if source is not None:
+            traced[name] = normal_path(source)
+    return traced
 
 
 def _check_marks(operator: Operator, table: AnyTable, before: _Origin, catalog: Catalog) -> None:
@@ -879,8 +956,12 @@ def _suggest_key(sent: _SendConflicts, before: _Origin) -> list[str]:
         return []
     if before.results_by:
         return [f"let the table's key have the columns {', '.join(before.results_by)}"]
+    if sent.on:
+        pairs = ", ".join(f'"{name}": "{column}"' for name, column in sent.on.items())
+        return [f"write on={{{pairs}}} in place of the copied key"]
     if before.partitions > 0:
-        once = ", and declare the table with idempotent=True" if sent.changed.adds else ""
+        needs_marks = sent.changed.adds and not sent.idempotent
+        once = ", and declare the table with idempotent=True" if needs_marks else ""
         return [f"partition the input by the table's key{once}"]
     return []
 
@@ -899,15 +980,18 @@ def _suggest_table(sent: _SendConflicts, before: _Origin, by_key: list[str]) -> 
             return by_key
         return [*by_key, "let each input stream add to a column of its own"]
     if sent.changed.sets_nothing:
-        appended_once = (
-            "declare the table with idempotent=True, which appends each value once, and sort by a"
-            " time in the values where the list is read"
-        )
-        return [*by_key, appended_once]
+        in_any_order = "sort by a time in the values where the list is read"
+        if not sent.idempotent:
+            in_any_order = (
+                "declare the table with idempotent=True, which appends each value once, and"
+                f" {in_any_order}"
+            )
+        return [*by_key, in_any_order]
     declared = 'newest_by="column"'
     more = ""
     if sent.changed.adds:
-        declared += " and idempotent=True"
+        if not sent.idempotent:
+            declared += " and idempotent=True"
         more = ", and additions of late records are still applied, once"
     newest = f"declare the table with {declared}, so that its store keeps the newest record{more}"
     return [newest, *by_key]

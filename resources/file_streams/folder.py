@@ -120,8 +120,19 @@ _CHANGEABLE = (
 )
 _EVOLVE = (
     "Keep or widen the types of columns; declare which are renamed or dropped, as in"
-    " column_rules=ColumnRules(renamed={…}, drop=(…)); or use another name for the stream."
+    " column_rules=ColumnRules(renamed={…}, drop=(…)). Another name for the stream is another"
+    " stream, which reads all files again, from the first one."
 )
+
+
+def _move_step(stream: str, url: str) -> str:
+    """Return what to do about a declaration with another URL."""
+    return (
+        "If the files were moved, with their names below the folder, move the stream as well, which"
+        f" keeps what was read: adjunct stream move {stream} {shlex.quote(url)} --reason …. If"
+        " they are other files, use another name for the stream: it reads all of them, also those"
+        f" that {stream} has read."
+    )
 
 
 class FolderListing(StoredDocument):
@@ -199,8 +210,15 @@ class FolderDeclaration(FileStreamDeclaration):
     def check_stored(self, stream: str, state: FileLogState) -> None:
         stored = FolderDeclaration.model_validate(state.declared)
         same = stored.model_copy(update={name: getattr(self, name) for name in _CHANGEABLE})
+        step = _EVOLVE
+        if stored.source_url == self.source_url:
+            same = same.model_copy(update={"url": self.url})
+        elif stored.url != self.url:
+            step = _move_step(stream, self.url)
         problems = evolution_problems(stored.columns, self.columns, self.column_rules)
-        check_same_declaration(stream, same, self, problems, _EVOLVE)
+        if problems and step != _EVOLVE:
+            step = f"{step} {_EVOLVE}"
+        check_same_declaration(stream, same, self, problems, step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,13 +142,27 @@ class ReplacedPage(StoredDocument):
     at: int
 
 
+class MovedFolder(StoredDocument):
+    """A change of a stream's URL: who made it, why, and when, in microseconds since the epoch."""
+
+    before: str
+    after: str
+    at: int
+    by: str
+    reason: str
+
+    def describe(self) -> dict[str, Any]:
+        """Return it with the time of the change."""
+        return {**self.model_dump(), "at": _EPOCH + timedelta(microseconds=self.at)}
+
+
 class FileLogState(StoredDocument):
     """What the current commit of a stream says.
 
     `looked` is whether a look has succeeded: until then, another declaration may replace this one.
     `cursor` is up to where the source has been looked at, in a form of the source's own.
     `set_aside` counts the files that were set aside, by the rule that did it. `replaced` are the
-    pages that others may still read.
+    pages that others may still read. `moved` lists how the URL was changed, the last time last.
     """
 
     format: Annotated[int, Field(ge=1, le=1)] = 1
@@ -162,6 +176,7 @@ class FileLogState(StoredDocument):
     cursor: str = ""
     set_aside: dict[str, Count] = Field(default_factory=dict)
     replaced: tuple[ReplacedPage, ...] = ()
+    moved: tuple[MovedFolder, ...] = ()
 
     def set_aside_since(self, before: FileLogState | None) -> dict[str, int]:
         """Return how many files were set aside since an earlier state, None before the first one,
@@ -310,19 +325,40 @@ class FileLog:
         stay as they are.
         """
         aside = Counter(state.set_aside)
+        after = self._change_files(
+            state, problems, lambda files: _set_aside(files, problems, aside)
+        )
+        return after.model_copy(update={"set_aside": dict(aside)})
+
+    def replace_etags(self, state: FileLogState, etags: Mapping[FileContents, str]) -> FileLogState:
+        """Return the state in which these admitted files have other ETags."""
+
+        def change(files: Sequence[AdmittedFile]) -> tuple[AdmittedFile, ...]:
+            return tuple(file._replace(etag=etags.get(file.contents, file.etag)) for file in files)
+
+        return self._change_files(state, etags, change)
+
+    def _change_files(
+        self,
+        state: FileLogState,
+        concerned: Collection[FileContents],
+        change: Callable[[Sequence[AdmittedFile]], tuple[AdmittedFile, ...]],
+    ) -> FileLogState:
+        """Return the state after `change` of the files of each page that may have one of the
+        `concerned` ones, and of the tail.
+        """
+        paths = sorted({contents.path for contents in concerned})
         pages = []
         for page in state.pages:
-            if not any(page.low <= contents.path <= page.high for contents in problems):
+            place = bisect_left(paths, page.low)
+            is_concerned = place < len(paths) and paths[place] <= page.high
+            if not is_concerned:
                 pages.append(page)
                 continue
             files = _read_files(self.log.store, page)
-            after = _set_aside(files, problems, aside)
-            if after == files:
-                pages.append(page)
-            else:
-                pages.append(self._write(after))
-        tail = _set_aside(state.tail, problems, aside)
-        return self._with_pages(state, pages, tail=tail, set_aside=dict(aside))
+            after = change(files)
+            pages.append(page if after == files else self._write(after))
+        return self._with_pages(state, pages, tail=change(state.tail))
 
     def retain(self, state: FileLogState, retention: FileRetention, now: datetime) -> FileLogState:
         """Return the state in which `oldest` is after the files that retention drops; the same

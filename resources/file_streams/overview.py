@@ -124,6 +124,7 @@ def describe(streams: FileStreams, stream: str) -> dict[str, Any]:
         "upcoming": "0" if state is None else str(state.next),
         "commits": 0 if commit is None else commit.number,
         "changed_at": None if commit is None else commit.created_at,
+        "moved": [] if state is None else [move.describe() for move in state.moved],
         "declared": {
             name: value
             for name, value in declared.items()

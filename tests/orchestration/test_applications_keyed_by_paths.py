@@ -24,6 +24,7 @@ from dagster_adjunct.windows import Count, Tumbling
 from tests.orchestration.all_engines import BY_EACH, BY_SPARK, ENGINES, WithoutSpark
 from tests.orchestration.kafka_world import KafkaWorld
 from tests.orchestration.seen_times import at
+from tests.resources.streams.kafka.producing import seen
 from tests.servers.kafka import KafkaServer
 
 if TYPE_CHECKING:
@@ -290,6 +291,10 @@ def test_a_topic_that_is_keyed_by_a_path_is_written_joined_and_followed(
     app.input_stream("lake.visits").send_to(out)
     assert plan_application(app, systems=world.systems).exchanges == ()
     run(world, app, "tasks")
+    identity = world.streams.info("visits").identity
+    assert identity is not None
+    ids = [record.headers["adjunct-source-id"] for record in seen(kafka, topic.topic)]
+    assert ids == [identity.encode()] * len(ROWS)
     app = Application("joining", auto_repartition=True)
     known = bounded_dataset("known", input="lake.customers", key="person.id", partitions=4)
     visits = app.input_stream("kafka.visits", default_offset="oldest")

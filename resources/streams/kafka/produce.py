@@ -64,6 +64,7 @@ from dagster_adjunct.resources.streams.kafka.record_formats import (
 )
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
+    READER,
     RECORD_META,
     SOURCE,
     SOURCE_OFFSET,
@@ -457,17 +458,28 @@ def _record_headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[H
         ours = map(by_epoch.__getitem__, epochs)
     if SOURCE in names and SOURCE_OFFSET in names:
         sources = batch.column(SOURCE).to_pylist()
-        ours = map(_add_source, ours, sources, batch.column(SOURCE_OFFSET).to_pylist())
+        readers = repeat(None, batch.num_rows)
+        if READER in names:
+            readers = batch.column(READER).to_pylist()
+        ours = map(_add_source, ours, sources, batch.column(SOURCE_OFFSET).to_pylist(), readers)
     if HEADERS in names:
         ours = map(_merge_headers, batch.column(HEADERS).to_pylist(), ours)
     return ours
 
 
-def _add_source(headers: list[Header], source: str | None, offset: int) -> list[Header]:
-    """Return the headers with the record's position in its input, if it is known."""
+def _add_source(
+    headers: list[Header], source: str | None, offset: int, reader: str | None
+) -> list[Header]:
+    """Return the headers with the record's position in its input, if it is known, and the identity
+    of the input, if it has one: a recreated input has another record at that position.
+    """
     if source is None:
         return headers
-    return [*headers, (f"{RESERVED}source", f"{source}@{offset}".encode())]
+    more = [(f"{RESERVED}source", f"{source}@{offset}".encode())]
+    _, _, identity = (reader or "").partition("@")
+    if identity:
+        more.append((f"{RESERVED}source-id", identity.encode()))
+    return [*headers, *more]
 
 
 def _merge_headers(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:

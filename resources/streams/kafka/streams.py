@@ -400,7 +400,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             )
             step = (
                 "Send the results to a stream of the lake too, or compare headers (adjunct-source,"
-                " adjunct-epoch)."
+                " adjunct-source-id, adjunct-epoch)."
             )
             raise errors.ConfigurationError(problem, step, argument="epochs", system=self.name)
         from dagster_adjunct.resources.streams.kafka.source import records_frame

@@ -328,3 +328,37 @@ def test_setting_aside_asks_at_a_terminal(world: World, monkeypatch: pytest.Monk
     assert not document(world, "stream", "files", "files.clicks", "--problems")["files"]
     assert invoke(world, *command, input="y\n").exit_code == 0
     assert document(world, "stream", "files", "files.clicks", "--problems")["files"]
+
+
+def test_a_folder_that_was_moved_is_moved_as_the_error_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write("1.json", 1, 2)
+    printed(world, "run", "shop:app", "--master", "none")
+    world.landing = world.landing.rename(world.landing.with_name("moved"))
+    Path("shop.py").write_text(textwrap.dedent(MODULE).replace('"landing"', '"moved"'))
+    forget_declarations(monkeypatch)
+    world.write("2.json", 3)
+    text = refused(world, "run", "shop:app", "--master", "none")
+    assert "adjunct stream move files.clicks" in " ".join(text.split())
+    command = ["stream", "move", "files.clicks", str(world.landing), "--reason", "a new disk"]
+    planned = document(world, *command, "--dry-run")
+    done = document(world, *command)
+    assert planned == {**done, "dry_run": True}
+    assert (done["files"], done["missing"], done["changed"]) == (1, [], [])
+    (shown,) = document(world, "stream", "show", "files.clicks")["moved"]
+    assert (shown["after"], shown["reason"]) == (str(world.landing), "a new disk")
+    forget_declarations(monkeypatch)
+    printed(world, "run", "shop:app", "--master", "none")
+    assert world.copied() == [1, 2, 3]
+
+
+def test_a_folder_without_the_files_is_refused(world: World) -> None:
+    world.write("1.json", 1, 2)
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    other = world.landing.with_name("other")
+    other.mkdir()
+    command = ["stream", "move", "files.clicks", str(other), "--reason", "a new disk"]
+    assert "1.json" in refused(world, *command)
+    assert document(world, *command, "--dry-run")["missing"] == ["1.json"]
+    assert document(world, *command, "--force")["missing"] == ["1.json"]

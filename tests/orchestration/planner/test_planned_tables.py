@@ -249,6 +249,60 @@ def test_the_advice_for_a_table_is_one_that_loses_nothing(
         planned(two_ways(update, strict=True))
 
 
+NESTED = Schema.of(box="struct<tag:string,size:int>", place="string", at="timestamp", n="int")
+
+
+@pytest.mark.parametrize("copied_by", ["with_columns", "map"])
+@pytest.mark.parametrize("change", [{"add": {"facts": "named_struct('n', n)"}}, {"set": ["place"]}])
+def test_a_key_that_is_a_copy_is_taken_from_where_it_was_copied(
+    copied_by: str, change: dict[str, Any]
+) -> None:
+    facts = StreamFacts("lake.scans", 8, ("box.tag",), SPARK, NESTED)
+
+    def application(on: dict[str, str] | None) -> Application:
+        app = Application("copies")
+        records = app.input_stream("lake.scans").filter("n > 0")
+        if on is None and copied_by == "with_columns":
+            records = (
+                records.with_columns(label="box.tag").filter("n > 1").with_columns(tag="label")
+            )
+        elif on is None:
+            records = records.map("box.tag as tag", "box", "place", "n")
+        table = app.table(tags(idempotent=True))
+        records.update(table, if_missing=[], on=on, **change)
+        return app
+
+    (note,) = planned(application(None), facts).notes
+    assert 'rite on={"box.tag": "tag"} in place of the copied key' in note
+    assert "idempotent" not in note
+    followed = planned(application({"box.tag": "tag"}), facts)
+    assert followed.notes == ()
+    assert followed.tables[0].order == "per key"
+
+
+@pytest.mark.parametrize("change", ["lower(box.tag)", "cast(n as string)"])
+def test_a_key_that_is_computed_is_no_copy(change: str) -> None:
+    app = Application("computed")
+    records = app.input_stream("lake.scans").with_columns(tag=change)
+    records.update(app.table(tags()), if_missing=[], add={"facts": "named_struct('n', n)"})
+    facts = StreamFacts("lake.scans", 8, ("box.tag",), SPARK, NESTED)
+    (note,) = planned(app, facts).notes
+    assert "Partition the input by the table's key, and declare" in note
+    assert "on={" not in note
+
+
+def test_a_table_that_is_idempotent_is_not_to_be_declared_so() -> None:
+    """test_the_advice_for_a_table_is_one_that_loses_nothing has the advice for others."""
+    updates: tuple[dict[str, Any], ...] = (
+        {"set": ["place"], "add": {"n": "n"}},
+        {"append": {"seen": "place"}, "add": {"n": "n"}},
+        {"add": {"facts": "named_struct('n', n)"}},
+    )
+    for update in updates:
+        (note,) = planned(two_ways(update, idempotent=True)).notes
+        assert "idempotent" not in note
+
+
 @pytest.mark.parametrize(
     ("updates", "mends"),
     [

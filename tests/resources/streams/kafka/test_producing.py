@@ -180,7 +180,17 @@ def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(
     of_a_record, of_none = seen(kafka, topic)[2:]
     assert of_a_record.headers["adjunct-source"] == b"lake.in.3@17"
     assert "adjunct-source" not in of_none.headers
-    ranges = ranges_of("s", system.append("s", raw(("c", "3")), producer="app", sequence=2))
+
+    # After its input was recreated, or where an input has no identity.
+    made["__source_reader"] = ["app@1f", "app"]
+    made["__source"] = ["lake.in.3", "lake.in.3"]
+    made["__source_offset"] = pa.array([17, 17], pa.int64())
+    system.append("s", raw(("a", "1"), ("b", "2"), **made), producer="app", sequence=2)
+    of_identity, of_no_identity = seen(kafka, topic)[4:]
+    assert of_identity.headers["adjunct-source-id"] == b"1f"
+    assert of_identity.headers["adjunct-source"] == of_no_identity.headers["adjunct-source"]
+    assert "adjunct-source-id" not in of_no_identity.headers
+    ranges = ranges_of("s", system.append("s", raw(("c", "3")), producer="app", sequence=3))
     with pytest.raises(ConfigurationError) as caught:
         system.read(None, ranges, epochs="latest")  # type: ignore[arg-type]
     assert (caught.value.argument, caught.value.system) == ("epochs", "kafka")
