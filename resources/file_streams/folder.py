@@ -84,7 +84,8 @@ class FileRules(StoredDocument):
     `changed`: a file that was admitted has other contents when files are listed. "fail" raises
     AdmittedFileError, "ignore" goes on with what was admitted, "append" admits the new contents as
     further records.
-    `damaged`: a file can't be read as declared: "fail", or "set-aside".
+    `damaged`: a file can't be read as declared: "fail", or "set-aside", for which all values of a
+    file are read before it is admitted.
     `empty`: a file has no records, or no bytes: "set-aside", "fail", or "admit".
     `late`: where only new names or days are listed, a look for all files finds one that arrived
     under an older name: "append", "fail" or "set-aside".
@@ -225,7 +226,12 @@ class FolderFeed:
         added = AddedColumns(
             declared.columns.select(others), declared.path_column, declared.modified_column
         )
-        return FileReader(files, added, partial(path_values, declared=declared))
+        return FileReader(
+            files,
+            added,
+            partial(path_values, declared=declared),
+            reads_all=declared.rules.damaged == "set-aside",
+        )
 
     # -- admission
 
@@ -261,7 +267,8 @@ class FolderFeed:
         """Return the first of these files, as many as are examined before the next commit: at least
         one.
         """
-        if self.declared.file_format == "parquet":  # only footers are read
+        is_by_footer = self.declared.file_format == "parquet" and not self._reader.counts_by_reading
+        if is_by_footer:
             return fresh[:MOST_AT_ONCE]
         size = 0
         for count, new in enumerate(fresh[:MOST_AT_ONCE]):

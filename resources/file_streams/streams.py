@@ -719,23 +719,27 @@ def _as_admitted(path: str) -> Iterator[None]:
     try:
         yield
     except errors.SchemaMismatchError as error:
-        if error.column is None and error.line is None:  # the file is damaged
-            raise _lost_error(error, path) from error
+        if error.column is None and error.line is None:
+            raise _damaged_error(error, path) from error
         step = (
             f"{error.next_step} To go on without the file: adjunct stream set-aside STREAM"
             f" {shlex.quote(path)} --reason …."
         )
         raise error.reworded(error.problem, step) from error
     except errors.SourceChangedError as error:
-        raise _lost_error(error, path) from error
+        step = _restore_step(path)
+        lost = errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost")
+        raise lost from error
 
 
-def _lost_error(
-    error: errors.SchemaMismatchError | errors.SourceChangedError, path: str
-) -> errors.AdmittedFileError:
-    """Return the error of an admitted file that can't be read as it was admitted."""
-    step = _restore_step(path)
-    return errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost")
+def _damaged_error(error: errors.SchemaMismatchError, path: str) -> errors.AdmittedFileError:
+    """Return the error of an admitted file that is as it was admitted, but can't be read."""
+    step = (
+        "Go on without its records, and deliver it again, complete, afterwards: adjunct stream"
+        f" set-aside STREAM {shlex.quote(path)} --reason …. With FileRules(damaged="
+        '"set-aside"), later files are read before they are admitted.'
+    )
+    return errors.AdmittedFileError(error.problem, step, file=error.file, rule="damaged")
 
 
 def _read_partition(

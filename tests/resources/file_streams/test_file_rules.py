@@ -8,11 +8,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.file_streams import reading
 from dagster_adjunct.resources.file_streams.folder import (
     FileRules,
     FolderFeed,
@@ -20,6 +22,8 @@ from dagster_adjunct.resources.file_streams.folder import (
     file_stream,
 )
 from dagster_adjunct.resources.file_streams.log import AdmittedFile
+from dagster_adjunct.resources.file_streams.overview import list_files
+from dagster_adjunct.resources.files.columns import ColumnRules
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.resources.file_streams.landing import (
@@ -379,19 +383,64 @@ def test_pages_of_a_parquet_file_that_are_damaged_are_an_error_that_helps(
 
     path = tmp_path / "p" / "a.parquet"
     path.parent.mkdir()
-    table = pa.table({"n": pa.array([*range(1000)])})
-    pq.write_table(table, path, write_page_checksum=True, compression="none")
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.write_bytes(data)
+    damage_page(path)
     file_stream("clicks", str(path.parent), format="parquet", schema="n bigint")
     system = FolderStreams(lake)
     assert system.admit("clicks").next == 1000
     with pytest.raises(errors.AdmittedFileError) as caught:
         numbers(system)
+    assert caught.value.rule == "damaged"
     assert "set-aside files.clicks a.parquet" in caught.value.next_step
     system.set_aside("clicks", "a.parquet", reason="damaged")
     assert numbers(system) == []
+
+
+def damage_page(path: Path) -> None:
+    """Write a Parquet file of 1,000 numbers with an intact footer and a damaged page."""
+    table = pa.table({"n": pa.array([*range(1000)])})
+    pq.write_table(table, path, write_page_checksum=True, compression="none")
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+
+
+def test_files_whose_values_can_not_be_read_are_set_aside_before_they_are_admitted(
+    tmp_path: Path, lake: Lake
+) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    damage_page(folder / "page.parquet")
+    year_14645 = pa.array([0, 400_000_000_000_000_000], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"t": year_14645}), folder / "year.parquet")
+    pq.write_table(pa.table({"n": [1, 2], "t": year_14645.take([0, 0])}), folder / "good.parquet")
+    file_stream(
+        "clicks",
+        str(folder),
+        format="parquet",
+        schema="n bigint, t timestamp",
+        rules=FileRules(damaged="set-aside"),
+        column_rules=ColumnRules(missing="null"),
+    )
+    system = FolderStreams(lake)
+    assert sorted(look(system)) == [1, 2]
+    assert problems(system) == {"page.parquet": "damaged", "year.parquet": "damaged"}
+    listed = {file["file"]: file for file in list_files(system, "clicks", problems=True)}
+    assert "year.parquet: column 't' of row 2" in listed["year.parquet"]["problem"]
+    pq.write_table(pa.table({"n": [3]}), folder / "page.parquet")
+    assert sorted(look(system)) == [1, 2, 3]
+
+
+def test_a_value_of_avro_that_does_not_fit_sets_its_file_aside(tmp_path: Path, lake: Lake) -> None:
+    schema = {"type": "long", "logicalType": "timestamp-micros"}
+    record = {"type": "record", "name": "r", "fields": [{"name": "t", "type": schema}]}
+    for name, values in (("bad", [1, 2**62]), ("good", [1])):
+        with (tmp_path / name).open("wb") as file:
+            fastavro.writer(file, fastavro.parse_schema(record), [{"t": t} for t in values])
+    rules = FileRules(damaged="set-aside")
+    file_stream("clicks", str(tmp_path), format="avro", schema="t timestamp", rules=rules)
+    system = FolderStreams(lake)
+    assert system.admit("clicks").next == 1
+    assert problems(system) == {"bad": "damaged"}
 
 
 @pytest.mark.parametrize("when", ["admission", "read"])
@@ -408,6 +457,7 @@ def test_a_file_that_asks_for_too_much_memory_is_named_and_can_be_set_aside(
     system = FolderStreams(lake)
     if when == "read":
         assert system.admit("clicks").next == 4
+        reading._counted.clear()  # as in another process
     method = "__init__" if when == "admission" else "iter_batches"
     make = getattr(pq.ParquetFile, method)
 
