@@ -359,7 +359,7 @@ class FolderFeed:
         rule = self.declared.rules.changed
         if rule == "append":
             return ""
-        problem = _describe_change(file, before)
+        problem = _describe_change(self.tree, file, before)
         if rule == "ignore":
             return f"changed: {problem}"
         step = (
@@ -538,13 +538,18 @@ def _time_and_path(new: _NewFile) -> tuple[datetime, str]:
     return new.listed.modified, new.listed.path
 
 
-def _describe_change(file: ListedFile, before: AdmittedFile) -> str:
+def _describe_change(tree: FileTree, file: ListedFile, before: AdmittedFile) -> str:
     """Return how a file differs from what was admitted."""
     now = f"modified {file.modified:%F %T.%f} UTC"
     if file.size != before.size:
         how = "shrunk" if file.size < before.size else "grown"
         sizes = f"from {before.size:,} to {file.size:,} bytes"
         return f"it has {how} since it was admitted, {sizes}, {now}"
+    if to_microseconds(file.modified) == before.modified:
+        return (
+            f"it was written again or replaced since it was admitted: it has {file.size:,} bytes,"
+            f" {now}, both as before, but {tree.describe_difference(file, before.etag)}"
+        )
     return (
         f"it was written again or touched since it was admitted: it has {file.size:,} bytes as"
         f" before, {now}, and was admitted as modified {before.modified_at:%F %T.%f} UTC"

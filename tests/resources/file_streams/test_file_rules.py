@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from dagster_adjunct.resources.file_streams.folder import (
     FileRules,
     FolderFeed,
     FolderStreams,
+    _describe_change,
     file_stream,
 )
 from dagster_adjunct.resources.file_streams.log import AdmittedFile
 from dagster_adjunct.resources.file_streams.overview import list_files
 from dagster_adjunct.resources.files.columns import ColumnRules
+from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange
+from dagster_adjunct.resources.times import to_microseconds
 from tests.resources.file_streams.landing import (
     CLICKS,
     Landing,
@@ -117,6 +121,30 @@ def test_a_file_that_was_replaced_can_not_be_had_back_by_touching_it(
     with pytest.raises(errors.AdmittedFileError) as caught:
         system.admit("clicks")
     assert "touch" not in caught.value.next_step
+
+
+def test_the_error_of_a_file_that_was_replaced_with_its_time_says_what_differs(
+    landing: LocalLanding, lake: Lake
+) -> None:
+    system = clicks(landing, lake)
+    landing.put("a", lines(7), modified=1_700_000_000)
+    before = (landing.root / "a").stat().st_ino
+    assert look(system) == [7]
+    landing.put("a", lines(8), modified=1_700_000_000)
+    now = (landing.root / "a").stat().st_ino
+    with pytest.raises(errors.AdmittedFileError, match=f"inode is {now}, and was {before}"):
+        system.admit("clicks")
+    os.utime(landing.root / "a", ns=(0, 1_700_000_000_000_000_001))
+    with pytest.raises(errors.AdmittedFileError, match=r"differs by \+0\.000000001 seconds"):
+        system.admit("clicks")
+
+
+def test_an_object_that_was_replaced_within_a_second_is_told_by_its_etag() -> None:
+    at = datetime(2026, 11, 30, tzinfo=UTC)
+    tree = open_tree("s3://bucket/in")
+    admitted = AdmittedFile("a", 9, "before", to_microseconds(at), 1)
+    found = _describe_change(tree, ListedFile("a", 9, "now", at), admitted)
+    assert "its ETag is now, and was before" in found
 
 
 def test_a_file_that_is_moved_back_is_the_admitted_one(landing: LocalLanding, lake: Lake) -> None:
