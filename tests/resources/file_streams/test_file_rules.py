@@ -213,9 +213,28 @@ def test_a_field_that_is_not_declared_leads_to_the_rules_for_columns(
     with pytest.raises(errors.SchemaMismatchError) as caught:
         system.admit("clicks")
     assert caught.value.column == "other"
+    assert "add 'other' to the schema" in caught.value.next_step
     assert "renamed={'other': NAME}" in caught.value.next_step
     assert 'undeclared="ignore"' in caught.value.next_step
     assert not caught.value.problem.startswith(":")
+
+
+def test_a_column_that_is_not_declared_may_be_declared(tmp_path: Path, lake: Lake) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    pq.write_table(pa.table({"n": [1], "other": [2]}), folder / "a.parquet")
+    file_stream("clicks", str(folder), format="parquet", schema="n bigint")
+    with pytest.raises(errors.SchemaMismatchError) as caught:
+        FolderStreams(lake).admit("clicks")
+    assert "add 'other' to the schema" in caught.value.next_step
+
+
+def test_narrower_types_of_parquet_are_widened(tmp_path: Path, lake: Lake) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    pq.write_table(pa.table({"n": pa.array([1, None], pa.int32())}), folder / "a.parquet")
+    file_stream("clicks", str(folder), format="parquet", schema="n bigint")
+    assert look(FolderStreams(lake)) == [1, None]
 
 
 def test_a_run_that_looks_says_once_what_was_set_aside(
