@@ -70,6 +70,7 @@ from dagster_adjunct.resources.validation import validated
 SYSTEM = "files"
 _THREADS = 16
 _BYTES_AT_ONCE = 1024**3
+_AVRO_BYTES_AT_ONCE = 64 * 1024**2  # whose values are read: some megabytes a second
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".crdownload", "._COPYING_", ".crc")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -267,13 +268,16 @@ class FolderFeed:
         """Return the first of these files, as many as are examined before the next commit: at least
         one.
         """
-        is_by_footer = self.declared.file_format == "parquet" and not self._reader.counts_by_reading
-        if is_by_footer:
+        reader = self._reader
+        if self.declared.file_format == "parquet" and not reader.reads_all:  # only footers are read
             return fresh[:MOST_AT_ONCE]
+        most = _BYTES_AT_ONCE
+        if self.declared.file_format == "avro" and reader.reads_all:
+            most = _AVRO_BYTES_AT_ONCE
         size = 0
         for count, new in enumerate(fresh[:MOST_AT_ONCE]):
             size += new.listed.size
-            if size > _BYTES_AT_ONCE and count > 0:
+            if size > most and count > 0:
                 return fresh[:count]
         return fresh[:MOST_AT_ONCE]
 

@@ -78,11 +78,6 @@ class FileReader:
     parts_of: Callable[[str], dict[str, str | None]]
     reads_all: bool
 
-    @property
-    def counts_by_reading(self) -> bool:
-        """Whether the records of a file are read to count them."""
-        return self.reads_all or self.files.format not in ("parquet", "avro")
-
     def count(self, file: ListedFile) -> int:
         """Return the number of records in a file. Raises SchemaMismatchError and
         SourceChangedError.
@@ -90,7 +85,8 @@ class FileReader:
         If they are read, the records of a file that is not too large are kept for the read that
         follows.
         """
-        if not self.counts_by_reading:
+        says_number = self.files.format in ("parquet", "avro")
+        if says_number and not self.reads_all:
             return self.files.count(file)
         rows = size = 0
         tables = []  # to keep, with the numbers of their first records
