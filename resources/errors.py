@@ -236,7 +236,7 @@ class NullKeyError(PermanentError):
 
 class RestatementError(PermanentError):
     """More results would be restated than the join declares, or the versions by which they were
-    made are gone.
+    made are gone, or files with the records that they were made of.
     """
 
     changed_keys: int | None = None  # how many keys have changed, if that is known

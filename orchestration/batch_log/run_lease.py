@@ -212,6 +212,11 @@ class StoredLease:
         """Whether the holder has said that it has ended."""
         return self.holder is not None and self.holder.ended
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether the holder is a run of this process."""
+        return self.holder is not None and self.holder.by.process == this_process()
+
     def describe(self) -> str:
         """Return who holds the lease."""
         if self.holder is not None:
@@ -226,10 +231,9 @@ class StoredLease:
             return False
         if self.holder.ended:
             return True
-        process = self.holder.by.process
-        if process == this_process():  # a run that failed to end its lease has left it
+        if self.is_of_this_process:  # a run that failed to end its lease has left it
             return self.holder.id not in _held
-        return process.is_dead()
+        return self.holder.by.process.is_dead()
 
     def may_write_until(self) -> datetime | None:
         """Return until when, by the store's clock, this holder or an earlier one may write; None
@@ -283,6 +287,8 @@ def describe_end(
     if stored.has_ended:
         return "it has ended"
     if stored.has_gone():
+        if stored.is_of_this_process:
+            return "it has ended, which it could not record"
         return "its process has ended"
     if stored.holder is not None:
         dagster = stored.holder.by.dagster

@@ -56,7 +56,7 @@ def find_restatement(
 ) -> DueRestatement:
     """Return the records whose results these changes of datasets concern. Raises RestatementError
     if there are more such records, or more changed keys, than a join allows, or if a version is
-    gone.
+    gone, or a file with records.
 
     `streams` are the input streams, `served` what is served now by dataset. `positions` has the
     startpoints in the changes.
@@ -265,11 +265,23 @@ class _Search:
         """
         system = self.streams[source.stream].system
         keys = self.keys.rename_columns(source.keys)
-        if source.time is None:
-            return system.find_records(ranges, keys).select([PARTITION, OFFSET])
-        columns = list(dict.fromkeys((*source.keys, source.time)))
-        records = system.find_records(ranges, keys, columns)
-        return self._within_intervals(source, records).select([PARTITION, OFFSET])
+        columns: list[str] = []
+        if source.time is not None:
+            columns = list(dict.fromkeys((*source.keys, source.time)))
+        try:
+            records = system.find_records(ranges, keys, columns)
+        except (errors.AdmittedFileError, errors.SchemaMismatchError) as error:
+            if error.file is None:
+                raise
+            raise self._error(
+                f"the records that this may concern can't be read: {error.problem}",
+                f"{error.next_step} Or leave these results as they are, and follow later changes:"
+                f" {self._startpoint('--upcoming')}.",
+                changed_keys=self.key_count,
+            ) from error
+        if source.time is not None:
+            records = self._within_intervals(source, records)
+        return records.select([PARTITION, OFFSET])
 
     def _within_intervals(self, source: RestatedInput, records: pa.Table) -> pa.Table:
         """Return those of the records whose time is in an interval in which their key changed;

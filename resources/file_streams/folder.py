@@ -70,6 +70,7 @@ from dagster_adjunct.resources.validation import validated
 SYSTEM = "files"
 _THREADS = 16
 _BYTES_AT_ONCE = 1024**3
+_AVRO_BYTES_AT_ONCE = 64 * 1024**2  # whose values are read: some megabytes a second
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".crdownload", "._COPYING_", ".crc")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -84,7 +85,8 @@ class FileRules(StoredDocument):
     `changed`: a file that was admitted has other contents when files are listed. "fail" raises
     AdmittedFileError, "ignore" goes on with what was admitted, "append" admits the new contents as
     further records.
-    `damaged`: a file can't be read as declared: "fail", or "set-aside".
+    `damaged`: a file can't be read as declared: "fail", or "set-aside", for which all values of a
+    file are read before it is admitted.
     `empty`: a file has no records, or no bytes: "set-aside", "fail", or "admit".
     `late`: where only new names or days are listed, a look for all files finds one that arrived
     under an older name: "append", "fail" or "set-aside".
@@ -243,7 +245,12 @@ class FolderFeed:
         added = AddedColumns(
             declared.columns.select(others), declared.path_column, declared.modified_column
         )
-        return FileReader(files, added, partial(path_values, declared=declared))
+        return FileReader(
+            files,
+            added,
+            partial(path_values, declared=declared),
+            reads_all=declared.rules.damaged == "set-aside",
+        )
 
     # -- admission
 
@@ -279,12 +286,16 @@ class FolderFeed:
         """Return the first of these files, as many as are examined before the next commit: at least
         one.
         """
-        if self.declared.file_format == "parquet":  # only footers are read
+        reader = self._reader
+        if self.declared.file_format == "parquet" and not reader.reads_all:  # only footers are read
             return fresh[:MOST_AT_ONCE]
+        most = _BYTES_AT_ONCE
+        if self.declared.file_format == "avro" and reader.reads_all:
+            most = _AVRO_BYTES_AT_ONCE
         size = 0
         for count, new in enumerate(fresh[:MOST_AT_ONCE]):
             size += new.listed.size
-            if size > _BYTES_AT_ONCE and count > 0:
+            if size > most and count > 0:
                 return fresh[:count]
         return fresh[:MOST_AT_ONCE]
 
@@ -370,7 +381,7 @@ class FolderFeed:
         rule = self.declared.rules.changed
         if rule == "append":
             return ""
-        problem = _describe_change(file, before)
+        problem = _describe_change(self.tree, file, before)
         if rule == "ignore":
             return f"changed: {problem}"
         step = (
@@ -549,13 +560,18 @@ def _time_and_path(new: _NewFile) -> tuple[datetime, str]:
     return new.listed.modified, new.listed.path
 
 
-def _describe_change(file: ListedFile, before: AdmittedFile) -> str:
+def _describe_change(tree: FileTree, file: ListedFile, before: AdmittedFile) -> str:
     """Return how a file differs from what was admitted."""
     now = f"modified {file.modified:%F %T.%f} UTC"
     if file.size != before.size:
         how = "shrunk" if file.size < before.size else "grown"
         sizes = f"from {before.size:,} to {file.size:,} bytes"
         return f"it has {how} since it was admitted, {sizes}, {now}"
+    if to_microseconds(file.modified) == before.modified:
+        return (
+            f"it was written again or replaced since it was admitted: it has {file.size:,} bytes,"
+            f" {now}, both as before, but {tree.describe_difference(file, before.etag)}"
+        )
     return (
         f"it was written again or touched since it was admitted: it has {file.size:,} bytes as"
         f" before, {now}, and was admitted as modified {before.modified_at:%F %T.%f} UTC"

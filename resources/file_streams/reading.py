@@ -1,7 +1,7 @@
 """Reads the admitted files of a folder: their records, with the columns that files do not contain.
 
-Records of text files that this process has just counted are kept in memory, up to a limit, for the
-read that follows.
+Records of files that this process has just read to count them are kept in memory, up to a limit,
+for the read that follows.
 """
 
 from __future__ import annotations
@@ -67,19 +67,26 @@ class AddedColumns:
 
 @dataclass(frozen=True, slots=True)
 class FileReader:
-    """Reads admitted files. `parts_of` returns the values of columns that are parts of a path."""
+    """Reads admitted files. `parts_of` returns the values of columns that are parts of a path.
+
+    If it `reads_all` values to count the records of a file, a file that can't be read is not
+    admitted; otherwise Parquet and Avro files, which say the number themselves, are read later.
+    """
 
     files: DeclaredFiles
     added: AddedColumns
     parts_of: Callable[[str], dict[str, str | None]]
+    reads_all: bool
 
     def count(self, file: ListedFile) -> int:
         """Return the number of records in a file. Raises SchemaMismatchError and
         SourceChangedError.
 
-        The records of a text file that is not too large are kept for the read that follows.
+        If they are read, the records of a file that is not too large are kept for the read that
+        follows.
         """
-        if self.files.format in ("parquet", "avro"):  # which say the number themselves
+        says_number = self.files.format in ("parquet", "avro")
+        if says_number and not self.reads_all:
             return self.files.count(file)
         rows = size = 0
         tables = []  # to keep, with the numbers of their first records

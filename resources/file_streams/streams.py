@@ -540,6 +540,47 @@ class FileStreams(NumberedOffsets):
         pieces = self._set_lost_aside_and_plan(ranges)
         return partial(_read_partition, self._reader(stream), list(columns), pieces)
 
+    def find_records(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        keys: pa.Table,
+        columns: Sequence[str] = (),
+    ) -> pa.Table:
+        """Return where the records with these keys are: see `StreamSystem.find_records`. If a file
+        is lost, the AdmittedFileError is about all files of the ranges that are.
+        """
+        try:
+            return super().find_records(ranges, keys, columns)
+        except errors.AdmittedFileError as error:
+            if error.rule != "lost":
+                raise
+            stream = require_one_stream(self.name, ranges)
+            files = [piece.file for piece in self._plan_pieces(stream, ranges)]
+            lost = [one.file for one in self.find_lost(stream, files)]
+            if not lost:  # another file took its place meanwhile
+                raise
+            raise _all_lost_error(f"{self.name}.{stream}", lost, error) from error
+
+    def read_records(
+        self, stream: str, places: pa.Table, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the records at these places: see `StreamSystem.read_records`. There are none in
+        files that were set aside after the places were found.
+        """
+        return super().read_records(stream, self._without_set_aside(stream, places), columns)
+
+    def _without_set_aside(self, stream: str, places: pa.Table) -> pa.Table:
+        """Return the places without those in files that are set aside."""
+        if not places.num_rows:
+            return places
+        offsets = places.column(OFFSET).to_numpy()
+        span = OffsetRange(str(offsets.min()), str(offsets.max() + 1))
+        pieces = self._set_lost_aside_and_plan({SystemStreamPartition(self.name, stream, 0): span})
+        is_readable = np.zeros(len(offsets), np.bool_)
+        for piece in pieces:
+            is_readable |= (piece.file.first <= offsets) & (offsets < piece.file.next)
+        return places.filter(pa.array(is_readable))
+
     def _reader(self, stream: str) -> _PieceReader:
         """Return what reads the files of a stream, in this process or in tasks."""
         return _PieceReader(f"{self.name}.{stream}", self.declaration(stream).feed(self.lake))
@@ -724,23 +765,52 @@ def _as_admitted(path: str) -> Iterator[None]:
     try:
         yield
     except errors.SchemaMismatchError as error:
-        if error.column is None and error.line is None:  # the file is damaged
-            raise _lost_error(error, path) from error
+        if error.column is None and error.line is None:
+            raise _damaged_error(error, path) from error
         step = (
             f"{error.next_step} To go on without the file: adjunct stream set-aside STREAM"
             f" {shlex.quote(path)} --reason …."
         )
         raise error.reworded(error.problem, step) from error
     except errors.SourceChangedError as error:
-        raise _lost_error(error, path) from error
+        step = _restore_step(path)
+        lost = errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost")
+        raise lost from error
 
 
-def _lost_error(
-    error: errors.SchemaMismatchError | errors.SourceChangedError, path: str
+_MOST_NAMED = 5
+
+
+def _all_lost_error(
+    stream: str, lost: Sequence[AdmittedFile], error: errors.AdmittedFileError
 ) -> errors.AdmittedFileError:
-    """Return the error of an admitted file that can't be read as it was admitted."""
-    step = _restore_step(path)
-    return errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost")
+    """Return the error for all files of which records were to be read and that are lost; `error` is
+    that of the first one.
+    """
+    rows = sum(file.rows for file in lost)
+    names = ", ".join(file.path for file in lost[:_MOST_NAMED])
+    if len(lost) > _MOST_NAMED:
+        names += ", …"
+    problem = (
+        f"{len(lost):,} files of {stream} with {rows:,} records are gone, or have other contents"
+        f" than when they were admitted: {names}."
+    )
+    step = (
+        "Move them back (in a folder, a copy counts as another file). Or go on without their"
+        ' records: declare FileRules(lost="set-aside"), or for each file: adjunct stream set-aside'
+        f" {stream} FILE --reason …."
+    )
+    return error.reworded(problem, step)
+
+
+def _damaged_error(error: errors.SchemaMismatchError, path: str) -> errors.AdmittedFileError:
+    """Return the error of an admitted file that is as it was admitted, but can't be read."""
+    step = (
+        "Go on without its records, and deliver it again, complete, afterwards: adjunct stream"
+        f" set-aside STREAM {shlex.quote(path)} --reason …. With FileRules(damaged="
+        '"set-aside"), later files are read before they are admitted.'
+    )
+    return errors.AdmittedFileError(error.problem, step, file=error.file, rule="damaged")
 
 
 def _read_partition(

@@ -226,6 +226,12 @@ class DeclaredColumns:
             return _STEP
         missing = [name for name in self.schema.names if name not in names]
         unknown = [name for name in names if name not in self.schema]
+        declare = ""
+        if unknown:
+            declare = (
+                f", or add {unknown[0]!r} to the schema (with"
+                ' column_rules=ColumnRules(missing="null"), for files without it)'
+            )
         ways = []
         if missing and unknown:
             ways.append(f'renamed={{"{unknown[0]}": "{missing[0]}"}} if that is its older name')
@@ -236,7 +242,7 @@ class DeclaredColumns:
         if not ways:
             return _STEP
         return (
-            "Deliver the files with exactly these columns, or declare"
+            f"Deliver the files with exactly these columns{declare}, or declare"
             f" column_rules=ColumnRules(…) with {', or '.join(ways)}."
         )
 

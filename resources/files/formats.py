@@ -3,7 +3,8 @@ types, or raises an error that names the file and the line.
 
 Nothing is inferred, cast or left out, unless rules allow other columns (`columns.py`):
 
-    Parquet     the columns have the declared types; timestamps have a zone (INT96 is UTC)
+    Parquet     the columns have the declared types, or with rules also narrower ones (an int32 is
+                read as bigint); timestamps have a zone (INT96 is UTC)
     CSV         RFC 4180 with a header line, in UTF-8; an empty field is null, "" is an empty
                 string; true and false; dates as 2026-01-31, timestamps as ISO 8601 with a zone;
                 binary columns are the field's bytes
@@ -830,7 +831,8 @@ def _parse_line(line: bytes, number: int, columns: DeclaredColumns, where: str) 
 def _rules_step(column: str | None) -> str:
     """Return which rules for columns a file with this undeclared column asks for."""
     return (
-        f" Or declare column_rules=ColumnRules(…) with renamed={{{column!r}: NAME}} if it is the"
+        f" Or add {column!r} to the schema, where records without it have a null; or declare"
+        f" column_rules=ColumnRules(…) with renamed={{{column!r}: NAME}} if it is the"
         f' older name of a column, or drop=({column!r},) or undeclared="ignore" to leave it out.'
     )
 

@@ -100,6 +100,11 @@ class FileTree(Protocol):
         it.
         """
 
+    def describe_difference(self, file: ListedFile, etag: str) -> str:
+        """Return what tells a file from one with this other ETag of the same size, such as its
+        inode.
+        """
+
     def undo_touch(self, file: ListedFile, etag: str) -> str:
         """Return the command after which a file has this earlier ETag again, "" unless all that
         differs is the time when it was modified.
@@ -246,6 +251,17 @@ class LocalTree:
     def content_tag(self, file: ListedFile) -> str:
         with self._opened(file) as opened:
             return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+    def describe_difference(self, file: ListedFile, etag: str) -> str:
+        _, inode, modified = file.etag.split("-", 2)
+        _, other_inode, other_modified = etag.split("-", 2)
+        differences = []
+        if inode != other_inode:
+            differences.append(f"its inode is {int(inode, 16)}, and was {int(other_inode, 16)}")
+        if modified != other_modified:
+            later = int(modified, 16) - int(other_modified, 16)
+            differences.append(f"its time of modification differs by {later / 1e9:+.9f} seconds")
+        return ", and ".join(differences)
 
     def undo_touch(self, file: ListedFile, etag: str) -> str:
         *size_and_inode, _ = file.etag.split("-", 2)
@@ -399,6 +415,9 @@ class S3Tree:
 
     def content_tag(self, file: ListedFile) -> str:
         return file.etag
+
+    def describe_difference(self, file: ListedFile, etag: str) -> str:
+        return f"its ETag is {file.etag}, and was {etag}"
 
     def undo_touch(self, file: ListedFile, etag: str) -> str:
         return ""

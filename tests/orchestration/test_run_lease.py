@@ -124,8 +124,8 @@ def test_a_process_is_dead_only_where_that_can_be_proven() -> None:
     for unknown in ({"boot": "another"}, {"namespace": "pid:[1]"}, {"boot": ""}, {"namespace": ""}):
         assert not gone.model_copy(update=unknown).is_dead()
     assert why_over(holder(gone), 0) == "its process has ended"
-    assert why_over(holder(here), 0) == "its process has ended", (
-        "a run of this process that could not say that it ended"
+    assert why_over(holder(here), 0) == "it has ended, which it could not record", (
+        "a run of this process that could not say that it ended: the process itself lives"
     )
 
 

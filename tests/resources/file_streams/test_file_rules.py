@@ -5,23 +5,31 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.file_streams import reading
 from dagster_adjunct.resources.file_streams.folder import (
     FileRules,
     FolderFeed,
     FolderStreams,
+    _describe_change,
     file_stream,
 )
 from dagster_adjunct.resources.file_streams.log import AdmittedFile
+from dagster_adjunct.resources.file_streams.overview import list_files
+from dagster_adjunct.resources.files.columns import ColumnRules
+from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange
+from dagster_adjunct.resources.times import to_microseconds
 from tests.resources.file_streams.landing import (
     CLICKS,
     Landing,
@@ -118,6 +126,30 @@ def test_a_file_that_was_replaced_can_not_be_had_back_by_touching_it(
     assert "touch" not in caught.value.next_step
 
 
+def test_the_error_of_a_file_that_was_replaced_with_its_time_says_what_differs(
+    landing: LocalLanding, lake: Lake
+) -> None:
+    system = clicks(landing, lake)
+    landing.put("a", lines(7), modified=1_700_000_000)
+    before = (landing.root / "a").stat().st_ino
+    assert look(system) == [7]
+    landing.put("a", lines(8), modified=1_700_000_000)
+    now = (landing.root / "a").stat().st_ino
+    with pytest.raises(errors.AdmittedFileError, match=f"inode is {now}, and was {before}"):
+        system.admit("clicks")
+    os.utime(landing.root / "a", ns=(0, 1_700_000_000_000_000_001))
+    with pytest.raises(errors.AdmittedFileError, match=r"differs by \+0\.000000001 seconds"):
+        system.admit("clicks")
+
+
+def test_an_object_that_was_replaced_within_a_second_is_told_by_its_etag() -> None:
+    at = datetime(2026, 11, 30, tzinfo=UTC)
+    tree = open_tree("s3://bucket/in")
+    admitted = AdmittedFile("a", 9, "before", to_microseconds(at), 1)
+    found = _describe_change(tree, ListedFile("a", 9, "now", at), admitted)
+    assert "its ETag is now, and was before" in found
+
+
 def test_a_file_that_is_moved_back_is_the_admitted_one(landing: LocalLanding, lake: Lake) -> None:
     system = clicks(landing, lake)
     landing.put("a", lines(7))
@@ -184,9 +216,28 @@ def test_a_field_that_is_not_declared_leads_to_the_rules_for_columns(
     with pytest.raises(errors.SchemaMismatchError) as caught:
         system.admit("clicks")
     assert caught.value.column == "other"
+    assert "add 'other' to the schema" in caught.value.next_step
     assert "renamed={'other': NAME}" in caught.value.next_step
     assert 'undeclared="ignore"' in caught.value.next_step
     assert not caught.value.problem.startswith(":")
+
+
+def test_a_column_that_is_not_declared_may_be_declared(tmp_path: Path, lake: Lake) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    pq.write_table(pa.table({"n": [1], "other": [2]}), folder / "a.parquet")
+    file_stream("clicks", str(folder), format="parquet", schema="n bigint")
+    with pytest.raises(errors.SchemaMismatchError) as caught:
+        FolderStreams(lake).admit("clicks")
+    assert "add 'other' to the schema" in caught.value.next_step
+
+
+def test_narrower_types_of_parquet_are_widened(tmp_path: Path, lake: Lake) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    pq.write_table(pa.table({"n": pa.array([1, None], pa.int32())}), folder / "a.parquet")
+    file_stream("clicks", str(folder), format="parquet", schema="n bigint")
+    assert look(FolderStreams(lake)) == [1, None]
 
 
 def test_a_run_that_looks_says_once_what_was_set_aside(
@@ -382,19 +433,64 @@ def test_pages_of_a_parquet_file_that_are_damaged_are_an_error_that_helps(
 
     path = tmp_path / "p" / "a.parquet"
     path.parent.mkdir()
-    table = pa.table({"n": pa.array([*range(1000)])})
-    pq.write_table(table, path, write_page_checksum=True, compression="none")
-    data = bytearray(path.read_bytes())
-    data[200] ^= 1
-    path.write_bytes(data)
+    damage_page(path)
     file_stream("clicks", str(path.parent), format="parquet", schema="n bigint")
     system = FolderStreams(lake)
     assert system.admit("clicks").next == 1000
     with pytest.raises(errors.AdmittedFileError) as caught:
         numbers(system)
+    assert caught.value.rule == "damaged"
     assert "set-aside files.clicks a.parquet" in caught.value.next_step
     system.set_aside("clicks", "a.parquet", reason="damaged")
     assert numbers(system) == []
+
+
+def damage_page(path: Path) -> None:
+    """Write a Parquet file of 1,000 numbers with an intact footer and a damaged page."""
+    table = pa.table({"n": pa.array([*range(1000)])})
+    pq.write_table(table, path, write_page_checksum=True, compression="none")
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+
+
+def test_files_whose_values_can_not_be_read_are_set_aside_before_they_are_admitted(
+    tmp_path: Path, lake: Lake
+) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    damage_page(folder / "page.parquet")
+    year_14645 = pa.array([0, 400_000_000_000_000_000], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"t": year_14645}), folder / "year.parquet")
+    pq.write_table(pa.table({"n": [1, 2], "t": year_14645.take([0, 0])}), folder / "good.parquet")
+    file_stream(
+        "clicks",
+        str(folder),
+        format="parquet",
+        schema="n bigint, t timestamp",
+        rules=FileRules(damaged="set-aside"),
+        column_rules=ColumnRules(missing="null"),
+    )
+    system = FolderStreams(lake)
+    assert sorted(look(system)) == [1, 2]
+    assert problems(system) == {"page.parquet": "damaged", "year.parquet": "damaged"}
+    listed = {file["file"]: file for file in list_files(system, "clicks", problems=True)}
+    assert "year.parquet: column 't' of row 2" in listed["year.parquet"]["problem"]
+    pq.write_table(pa.table({"n": [3]}), folder / "page.parquet")
+    assert sorted(look(system)) == [1, 2, 3]
+
+
+def test_a_value_of_avro_that_does_not_fit_sets_its_file_aside(tmp_path: Path, lake: Lake) -> None:
+    schema = {"type": "long", "logicalType": "timestamp-micros"}
+    record = {"type": "record", "name": "r", "fields": [{"name": "t", "type": schema}]}
+    for name, values in (("bad", [1, 2**62]), ("good", [1])):
+        with (tmp_path / name).open("wb") as file:
+            fastavro.writer(file, fastavro.parse_schema(record), [{"t": t} for t in values])
+    rules = FileRules(damaged="set-aside")
+    file_stream("clicks", str(tmp_path), format="avro", schema="t timestamp", rules=rules)
+    system = FolderStreams(lake)
+    assert system.admit("clicks").next == 1
+    assert problems(system) == {"bad": "damaged"}
 
 
 @pytest.mark.parametrize("when", ["admission", "read"])
@@ -411,6 +507,7 @@ def test_a_file_that_asks_for_too_much_memory_is_named_and_can_be_set_aside(
     system = FolderStreams(lake)
     if when == "read":
         assert system.admit("clicks").next == 4
+        reading._counted.clear()  # as in another process
     method = "__init__" if when == "admission" else "iter_batches"
     make = getattr(pq.ParquetFile, method)
 

@@ -16,9 +16,16 @@ from botocore.endpoint import Endpoint
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.file_streams import folder, listing
-from dagster_adjunct.resources.file_streams.folder import file_stream
+from dagster_adjunct.resources.file_streams.folder import (
+    FileRules,
+    FolderStreams,
+    OnFile,
+    file_stream,
+)
+from dagster_adjunct.resources.files.formats import FileFormat
 from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.resources.file_streams.landing import (
     Landing,
     LocalLanding,
@@ -30,6 +37,7 @@ from tests.resources.file_streams.landing import (
     look,
     waiting,
 )
+from tests.resources.file_streams.written_files import WRITERS
 
 
 @contextmanager
@@ -265,6 +273,34 @@ def test_a_first_look_in_parts_loses_nothing(
     for _ in range(3):
         system._admit_once("clicks")
     assert look(system) == flat(expected)
+
+
+@pytest.mark.parametrize(
+    ("format", "limit", "first"),
+    [("parquet", "_BYTES_AT_ONCE", 1), ("avro", "_AVRO_BYTES_AT_ONCE", 1), ("parquet", "", 3)],
+)
+def test_a_commit_has_no_more_files_than_are_read_in_a_while(
+    tmp_path: Path,
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    format: FileFormat,
+    limit: str,
+    first: int,
+) -> None:
+    for number in range(3):
+        data = WRITERS[format](Schema.of(k="bigint"), [{"k": number}])
+        (tmp_path / f"{number}").write_bytes(data)
+    rule: OnFile = "fail"
+    monkeypatch.setattr(folder, "_BYTES_AT_ONCE", 1)
+    if limit:
+        monkeypatch.setattr(folder, "_BYTES_AT_ONCE", 1024**3)
+        monkeypatch.setattr(folder, limit, 1)
+        rule = "set-aside"
+    rules = FileRules(damaged=rule)
+    file_stream("clicks", str(tmp_path), format=format, schema="k bigint", rules=rules)
+    system = FolderStreams(lake)
+    assert system._admit_once("clicks").state.next == first
+    assert system.admit("clicks").next == 3
 
 
 def folder_partition() -> Any:
