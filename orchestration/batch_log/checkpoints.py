@@ -182,8 +182,9 @@ class CheckpointManager:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
         Its records are read again in another batch: an output that has them already gets them
-        twice. With `skip`, the batch counts as read instead, and what no output has yet is skipped.
-        Raises ConfigurationError if no batch is open, and CommitConflictError.
+        twice; those before a startpoint that waits are not read at all. With `skip`, the batch
+        counts as read instead, and what no output has yet is skipped. Raises ConfigurationError if
+        no batch is open, and CommitConflictError.
         """
         self._read()  # raises for an unknown or former name
         return self._log.abandon(reason=reason, by=by, skip=skip)

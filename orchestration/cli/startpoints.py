@@ -43,6 +43,7 @@ from dagster_adjunct.orchestration.cli.output import (
 from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS
 from dagster_adjunct.orchestration.planner.planner import systems_for
+from dagster_adjunct.orchestration.startpoints.passed_over import PassedOver, find_passed_over
 from dagster_adjunct.orchestration.startpoints.request import POSITIONS, parse_position
 from dagster_adjunct.orchestration.startpoints.startpoints import AskedStartpoints, Startpoints
 from dagster_adjunct.orchestration.step.progress import (
@@ -190,15 +191,36 @@ def abandon_batch(lake: Lake, name: str, skip: bool, yes: bool, reason: str, by:
     opened = _read_checkpoint(lake, name).open
     if opened is not None and not yes:
         _explain_abandon(opened, skip=skip)
+        if not skip:
+            _show_passed_over(find_passed_over(lake, name, opened))
         verb = "Skip" if skip else "Abandon"
         confirm(f"{verb} batch {opened.batch} of {name}?", yes=yes)
     intent = CheckpointManager(lake, name).abandon(reason=reason, by=by, skip=skip)
-    show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
+    passed = [] if skip else find_passed_over(lake, name, intent)
+    document = {
+        "application": name,
+        "skipped": skip,
+        "batch": intent.model_dump(mode="json"),
+        "passed_over": {str(each.ssp): each.offsets for each in passed},
+    }
+    show_json(document)
     if skip:
         outcome = "skipped; the next run skips its records"
+    elif passed:
+        outcome = (
+            "abandoned; the next run reads its records again, in another batch, except those that"
+            " startpoints pass over"
+        )
     else:
         outcome = "abandoned; the next run reads its records again, in another batch"
     show_line(f"Batch {intent.batch} of {name} is {outcome}.")
+    _show_passed_over(passed)
+
+
+def _show_passed_over(passed: Sequence[PassedOver]) -> None:
+    """Print a line for each startpoint that passes over records of an abandoned batch."""
+    for each in passed:
+        show_line(f"A startpoint {each.describe()}")
 
 
 def _explain_abandon(intent: Intent, *, skip: bool) -> None:
@@ -451,9 +473,14 @@ def set_startpoint(
         asked = startpoints.preview(partitions, start, until=until, **options)
     else:
         asked = startpoints.request(partitions, start, until=until, **options, **audit)
+    begins = "The next run begins there"
+    if asked.open_batch is not None:
+        begins = (
+            f"The next run repeats batch {asked.open_batch}, and begins there once it has succeeded"
+        )
     next_step = (
-        f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one"
-        f" if it is on; otherwise: adjunct run {reference}."
+        f"{begins}: the sensor {to_dagster_name(app.name)}_startpoints starts one if it is on;"
+        f" otherwise: adjunct run {reference}."
     )
     document = asked.to_json()
     if asked.written:

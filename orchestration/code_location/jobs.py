@@ -420,8 +420,9 @@ def _request_startpoints(
         start = preview.start or "nowhere"
         lines.append(f"{preview.request.ssp} ({tasks}): from {start}; {preview.effect}")
     if asked.written:
+        after = "" if asked.open_batch is None else f" after batch {asked.open_batch}"
         outcome = (
-            f"requested; the next run of {name} applies it, which the sensor"
+            f"requested; the next run of {name} applies it{after}, which the sensor"
             f" {to_dagster_name(name)}_startpoints launches if it is on."
         )
     else:

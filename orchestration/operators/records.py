@@ -57,7 +57,7 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.paths import steps_among, write_path
-from dagster_adjunct.resources.schemas.schema import quote_name
+from dagster_adjunct.resources.schemas.schema import named_columns, quote_name
 from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
@@ -243,7 +243,7 @@ def copy_for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
     )
     # `numbers` has one partition per task. The broadcast join gives each of them all records.
     return numbers.crossJoin(F.broadcast(records)).select(
-        *records.columns, F.col(TASK).alias(name), TASK
+        *named_columns(records.columns), F.col(TASK).alias(name), TASK
     )
 
 

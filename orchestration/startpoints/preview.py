@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, 
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, JoinVersions
 from dagster_adjunct.orchestration.planner.notes import ReadAgain, trace_records_read_again
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.startpoints.passed_over import count_passed_over, main_range
 from dagster_adjunct.orchestration.startpoints.positions import (
     AskedApplication,
     StreamSnapshot,
@@ -38,6 +39,8 @@ from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
+_MAX_NAMED = 3  # partitions in a line
+
 
 @dataclass(frozen=True, slots=True)
 class Preview:
@@ -50,6 +53,10 @@ class Preview:
     replay, which does not move it, and without a checkpoint of this stream. With an `error` the run
     would fail, unless the request then continues from the checkpoint (`falls_back`). `versions` are
     the dataset versions that a replay is joined with.
+
+    `open_batch` is the number of a batch that is open: the next run repeats it before it applies
+    the request. If it is abandoned instead, the request passes over `passed_over` offsets that the
+    batch gives back, and no run reads them.
     """
 
     request: StartpointRequest
@@ -62,6 +69,8 @@ class Preview:
     error: str | None = None
     falls_back: bool = False
     versions: JoinVersions | None = None
+    open_batch: int | None = None
+    passed_over: int = 0
 
     @property
     def move(self) -> str:
@@ -74,13 +83,14 @@ class Preview:
             return self.error
         if self.request.until is not None:
             return "the position stays"
+        after = "" if self.open_batch is None else f" after batch {self.open_batch}"
         if self.moved is None:
-            return "begins here"
+            return f"begins here{after}"
         if self.moved < 0:
-            return f"goes back by {-self.moved:,}"
+            return f"goes back by {-self.moved:,}{after}"
         if self.moved > 0:
-            return f"passes over {self.moved:,}"
-        return "stays where it is"
+            return f"passes over {self.moved:,}{after}"
+        return f"stays where it is{after}"
 
     @property
     def reads_again(self) -> bool:
@@ -126,6 +136,8 @@ class Preview:
             "falls_back",
             "effect",
             "versions",
+            "open_batch",
+            "passed_over",
         )
         return {
             "partition": str(self.request.ssp),
@@ -159,7 +171,12 @@ def preview_request(asked: AskedApplication, request: StartpointRequest) -> Prev
         return rejected
     is_rewind = not asked.readers.of_datasets.keys().isdisjoint(tasks)
     if not is_rewind:
-        shown = with_fields(shown, checkpoint=_find_checkpoint(asked.state, request.ssp))
+        batch = asked.state.open
+        shown = with_fields(
+            shown,
+            checkpoint=_find_checkpoint(asked.state, request.ssp),
+            open_batch=None if batch is None else batch.batch,
+        )
     try:
         stream = asked.snapshot(request.ssp.qualified_stream)
         start = resolve_request(stream, request, versions=versions, now=asked.at)
@@ -200,9 +217,9 @@ def _find_checkpoint(state: ApplicationState, ssp: SystemStreamPartition) -> str
     """Return where reading would continue: after the open batch if that moves the checkpoint, else
     at the checkpoint; None without one.
     """
-    batch = state.open
-    if batch is not None and not batch.replays and ssp in batch.ranges:
-        return batch.ranges[ssp].end
+    span = main_range(state.open, ssp)
+    if span is not None:
+        return span.end
     return state.checkpoint.get(ssp)
 
 
@@ -219,7 +236,38 @@ def _preview_move(
     # compared.
     if before is None or stream.was_recreated(state.offsets):
         return shown
-    return with_fields(shown, moved=distance(before, start) - distance(start, before))
+    span = main_range(state.open, ssp)
+    return with_fields(
+        shown,
+        moved=distance(before, start) - distance(start, before),
+        passed_over=0 if span is None else count_passed_over(span, start, distance),
+    )
+
+
+def describe_open_batch(application: str, previews: Iterable[Preview]) -> list[str]:
+    """Return what an open batch means for these requests, a line each: it comes first, and what
+    they pass over if it is abandoned; [] without one.
+    """
+    concerned = [shown for shown in previews if shown.open_batch is not None]
+    if not concerned:
+        return []
+    number = concerned[0].open_batch
+    lines = [
+        f"batch {number} is open: the next run repeats it first, and begins at the startpoint only"
+        " once it has succeeded"
+    ]
+    passed = [shown for shown in concerned if shown.passed_over]
+    if passed:
+        total = sum(shown.passed_over for shown in passed)
+        named = [f"{shown.passed_over:,} of {shown.request.ssp}" for shown in passed[:_MAX_NAMED]]
+        if len(passed) > _MAX_NAMED:
+            named.append("…")
+        lines.append(
+            f"if batch {number} is abandoned instead (adjunct checkpoint abandon {application}), no"
+            f" run reads {total:,} offsets that it gives back and that are before the startpoint:"
+            f" {', '.join(named)}"
+        )
+    return lines
 
 
 def _describe_unread(

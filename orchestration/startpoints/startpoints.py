@@ -30,6 +30,7 @@ from dagster_adjunct.orchestration.startpoints.preview import (
     Preview,
     Replaced,
     check_previews,
+    describe_open_batch,
     describe_output_tables,
     describe_remote_tables,
     describe_state_effects,
@@ -480,8 +481,9 @@ class AskedStartpoints:
     `replaced` are the startpoints that the requests replace, which no run applies any more; a note
     names those that a batch has begun to apply. `written` is whether the requests are stored.
     `tables` says what records that are read again do to each remote and output table. `notes` say
-    which versions replays are joined with, which operators leave out records that are read again,
-    and in a preview, how many results would be restated, and why the requests would be rejected.
+    that an open batch comes first, which versions replays are joined with, which operators leave
+    out records that are read again, and in a preview, how many results would be restated, and why
+    the requests would be rejected.
     """
 
     previews: tuple[Preview, ...]
@@ -489,6 +491,12 @@ class AskedStartpoints:
     written: bool
     tables: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def open_batch(self) -> int | None:
+        """The number of the open batch that the next run repeats first; None without one."""
+        numbers = (preview.open_batch for preview in self.previews)
+        return next((number for number in numbers if number is not None), None)
 
     def describe_effects(self) -> list[str]:
         """Return a line for each replaced startpoint, each table, and each note."""
@@ -717,6 +725,7 @@ def request_startpoints(
     again = _list_ranges_read_again(previews)
     refusals += _find_lasting_rows(asked, again)
     notes = [f"would be rejected: {refusal}" for refusal in refusals]
+    notes += describe_open_batch(app.name, previews)
     if not dry_run:
         check_previews(previews)
         raise_first(refusals)

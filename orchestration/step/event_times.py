@@ -39,6 +39,7 @@ from dagster_adjunct.orchestration.step.progress import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
+from dagster_adjunct.resources.schemas.schema import named_columns
 from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
@@ -721,7 +722,8 @@ class BatchTimes:
                 none = F.lit(None).cast("timestamp")
             return records.withColumn(BEHIND, none)
         behind = F.broadcast(frame_from_arrow(self._context.spark(), marks))
-        return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
+        joined = records.join(behind, [PARTITION, OFFSET], "left")
+        return joined.select(*named_columns(records.columns), BEHIND)
 
 
 def number_by_partition(numbers: Mapping[int, int]) -> Column:

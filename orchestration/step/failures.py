@@ -647,9 +647,35 @@ def analysis_error(operator: Operator, error: AnalysisException) -> errors.Plann
     place = failing_line(error) or operator.declared_at
     if place is not None:
         problem += f" ({place.describe()})"
+    if _names_what_is_missing(operator, error):
+        step = "Correct the expression or function"
+    else:
+        step = (
+            "No expression of this operator has that name, so this is probably a fault of Adjunct:"
+            " report it with this message. The batch loses no record meanwhile"
+        )
     return errors.PlanningError(
         f"{operator.id}: {problem}.",
-        "Correct the expression or function; adjunct plan MODULE:APP lists the operators by these"
-        " names.",
+        f"{step}; adjunct plan MODULE:APP lists the operators by these names.",
         operator=operator.id,
     )
+
+
+def _names_what_is_missing(operator: Operator, error: AnalysisException) -> bool:
+    """Whether the name that Spark can't find may come from the user: an expression of the operator
+    has it, or the operator calls a function. True for an error that is not about a name.
+    """
+    parameters = error.getMessageParameters() or {}
+    missing = parameters.get("objectName")
+    if missing is None or _functions(operator.spec):
+        return True
+    name = _unquote(missing).lower()
+    for part in _iter_parts(operator.spec):
+        if isinstance(part, str) and name in _unquote(part).lower():
+            return True
+    return False
+
+
+def _unquote(text: str) -> str:
+    """Return a name or expression without backticks and spaces, which Spark ignores or adds."""
+    return text.replace("`", "").replace(" ", "")

@@ -5,13 +5,16 @@ records to functions.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import sqlite3
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.failures import analysis_error
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
@@ -123,3 +126,47 @@ def test_they_are_the_key_and_the_values_of_windows(step_world: StepWorld) -> No
         ("x", 2, 2, 2),
         ("y", 1, 1, 1),
     ]
+
+
+def test_they_are_in_records_that_are_late(step_world: StepWorld) -> None:
+    columns = {"visit": "struct<id:string>", "at": "timestamp", "a.b": "int", "e`f g": "int"}
+    step_world.stream("visits", "visit.id", 1, **columns)
+    first = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    minutes = (0, 60, 5)  # the last one is late
+    for number, after in enumerate(minutes):
+        at = first + dt.timedelta(minutes=after)
+        step_world.send("visits", ({"id": "x"}, at, number, -number))
+    app = Application("late", few_records=0)  # Spark reads them
+    visits = app.input_stream("lake.visits", event_time="at")
+    visits.send_to(app.output_stream("lake.out", partitions=1, key="visit.id"))
+    step_world.run(app)
+    assert [(row["visit"]["id"], row["a.b"], row["e`f g"]) for row in step_world.rows("out")] == [
+        ("x", number, -number) for number in range(len(minutes))
+    ]
+
+
+def test_every_task_reads_them(world: StepWorld) -> None:
+    world.stream("others", "k", 2, k="int")
+    app = Application("every")
+    others = app.input_stream("lake.others")  # its partitions are divided among the tasks
+    others.send_to(app.output_stream("lake.same", partitions=2, key="k"))
+    events = app.input_stream("lake.events", broadcast=True)
+    events.send_to(app.output_stream("lake.out", partitions=2, key="the.key"))
+    world.run(app)
+    copies = []
+    for row in world.rows("out"):
+        copies.append((tuple(row[name] for name in COLUMNS), row["task"]))
+    assert sorted(copies) == sorted(itertools.product(RECORDS, range(2)))
+
+
+def test_an_expression_is_blamed_only_for_names_that_it_has(world: StepWorld) -> None:
+    app = Application("blamed")
+    app.input_stream("lake.events").filter("the.key = 'x'")
+    read, filtered = app.operators
+    with pytest.raises(AnalysisException) as caught:
+        world.spark().range(1).select("the.key")
+    of_expression = analysis_error(filtered, caught.value)
+    of_adjunct = analysis_error(read, caught.value)
+    assert of_expression.next_step is not None
+    assert of_expression.next_step.startswith("Correct the expression or function")
+    assert of_expression.next_step != of_adjunct.next_step

@@ -353,9 +353,12 @@ class _SideReader:
                 " either."
             )
         step = (
-            "Correct the producer, and skip the message with a startpoint; or declare"
-            f" malformed=COLUMN in the format of the {self.which}, to store the bytes of such"
-            " messages in that column."
+            f"Correct the producer, and declare malformed=COLUMN in the format of the {self.which}:"
+            " the next run reads the bytes of such messages into that column, with nulls in the"
+            ' others, and .filter("COLUMN is null") leaves them out. Or let an application skip'
+            " only this message: abandon its open batch, run with max_batch_records=1 until one"
+            " fails again, and abandon that with --skip. A startpoint would also pass over good"
+            " messages of the open batch."
         )
         return SchemaMismatchError(problem, step, stream=stream)
 

@@ -333,6 +333,38 @@ def test_a_batch_is_abandoned_after_its_meaning_was_explained(
     assert [batch.number for batch in batches] == ([] if skip else [3])
 
 
+def test_abandoning_a_batch_tells_which_of_its_records_a_startpoint_passes_over(
+    world: OffsetsWorld, app: Application
+) -> None:
+    ends = document(world, "checkpoint", "show", "order-totals")["offsets"]
+    world.send("orders", *range(HOURS))
+    crash_in_a_batch(world, app)
+    starts = {name: int(end) for name, end in ends.items()}
+    requested = document(
+        world,
+        *("startpoint", "set", "shop:app", "lake.orders.0", *WHY),
+        *("--offset", str(starts["lake.orders.0"] + 2)),
+    )
+    assert requested["partitions"][0]["passed_over"] == 2
+    assert requested["partitions"][0]["open_batch"] == 2
+    document(world, "startpoint", "set", "shop:app", "lake.orders.1", "--upcoming", *WHY)
+    document(world, "startpoint", "set", "shop:app", "lake.orders.2", "--oldest", *WHY)
+    command = ("checkpoint", "abandon", "order-totals", *WHY)
+    clear = "adjunct startpoint clear MODULE:APP lake.orders.{}"
+    before = invoke(world, *command, input="n\n").output
+    assert clear.format(0) in before
+    assert clear.format(1) in before
+    assert clear.format(2) not in before
+    abandoned = document(world, *command, "--yes")
+    (batch,) = world.delivered(app)
+    read = {str(ssp): int(start) for ssp, (start, _) in batch.read().items()}
+    read["lake.orders.1"] = int(world.state(app).checkpoint[ssp("lake.orders.1")])
+    assert abandoned["passed_over"] == {
+        name: read[name] - starts[name] for name in ("lake.orders.0", "lake.orders.1")
+    }
+    assert abandoned["passed_over"]["lake.orders.0"] == 2
+
+
 # -- streams of datasets
 
 

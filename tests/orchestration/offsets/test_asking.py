@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state
+from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.orchestration.startpoints.preview import Preview
 from dagster_adjunct.orchestration.startpoints.request import (
     StartpointRequest,
@@ -271,6 +272,36 @@ def test_a_batch_that_is_open_is_ended_before_a_request_is_followed(
     assert previewed(world, app, asked(StartpointSpecific(offset="@7"), 1)) == [
         ("@9", "@7", "@9", 2, -2)
     ]
+
+
+def test_a_preview_counts_what_is_passed_over_if_the_open_batch_is_abandoned(
+    world: OffsetsWorld, app: Application
+) -> None:
+    def die(batch: Batch) -> None:
+        raise Crash("in the middle")
+
+    world.run(app)
+    for partition in (0, 1):
+        world.fake.write("s", partition, *range(10_000, 20_000, 1000))
+    world.output.before = die
+    with pytest.raises(Crash):
+        world.run(app)
+    world.output.before = lambda batch: None
+    requests = [
+        *asked(StartpointSpecific(offset="@12"), 0),
+        *asked(StartpointSpecific(offset="@9"), 1),
+        *asked(StartpointOldest(), 2),
+        *asked(StartpointOldest(), 3, until=StartpointUpcoming()),
+    ]
+    result = request_startpoints(world.lake, world.systems(), app, requests)
+    assert [shown.passed_over for shown in result.previews] == [3, 0, 0, 0]
+    assert {shown.open_batch for shown in result.previews} == {2} == {result.open_batch}
+    manager = CheckpointManager(world.lake, app)
+    assert manager.abandon(reason="it never ends", by="ada").batch == 2
+    (batch,) = world.delivered(app)
+    first, second = ssps("fake.s", 0, 1)
+    assert batch.read() == {first: ("@12", "@19"), second: ("@9", "@19")}  # three are lost
+    assert request_startpoints(world.lake, world.systems(), app, requests).open_batch is None
 
 
 def test_a_bounded_replay_counts_its_own_offsets_and_moves_nothing(
