@@ -263,8 +263,9 @@ def describe_open_batch(application: str, previews: Iterable[Preview]) -> list[s
         if len(passed) > _MAX_NAMED:
             named.append("…")
         lines.append(
-            f"if batch {number} is abandoned instead (adjunct checkpoint abandon {application}), no"
-            f" run reads {total:,} offsets that it gives back and that are before the startpoint:"
+            f"if batch {number} is abandoned instead (adjunct checkpoint abandon {application}"
+            f" --reason …), no run reads {total:,} offsets that it gives back and that are before the"
+            " startpoint:"
             f" {', '.join(named)}"
         )
     return lines

@@ -33,6 +33,7 @@ BY_HAND = {
     "startpoint clear": set(),
     "startpoint set": {"--dry-run", "--force"},
     "stream delete": {"--dry-run", "--force", "--yes"},
+    "stream move": {"--dry-run", "--force"},
     "stream repartition": {"--dry-run", "--force"},
     "stream set-aside": {"--yes"},
     "table allow-recreate": set(),
