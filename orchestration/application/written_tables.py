@@ -94,7 +94,7 @@ def _gone_error(
     lake: Lake, table: TableOutput, writers: list[str], written_at: str
 ) -> errors.TableNotFoundError:
     """Return the error for a table that is gone, and was at the place `written_at`."""
-    applications = ", ".join(writers)
+    applications = " and ".join(writers)
     if table.place == written_at:
         where = "is gone"
         restore = "Restore it."
@@ -105,9 +105,9 @@ def _gone_error(
             " path."
         )
     return errors.TableNotFoundError(
-        f"output table {table.name} {where}, and has rows of {applications} by {lake.url}. A new"
-        " one would have only the rows of the next batch.",
-        f"{restore} {_describe_recreation(table.name)}",
+        f"output table {table.name} {where}, and {applications} of {lake.url} has written rows to"
+        " it. A new table would have only the rows of the next batch.",
+        f"{restore} Or let the next run create a new one: {_describe_recreation(table.name)}",
         table=table.name,
     )
 
@@ -115,20 +115,19 @@ def _gone_error(
 def _replaced_error(lake: Lake, table: TableOutput, producer: str) -> errors.TableReplacedError:
     """Return the error for a table that has no trace of an application which has written it."""
     return errors.TableReplacedError(
-        f"output table {table.name} has no batch of application {producer!r}, which has written it"
-        f" by {lake.url}: it was created again, or somebody has removed what it remembers of the"
-        " batches.",
-        f"Restore the table that was written. {_describe_recreation(table.name)}",
+        f"output table {table.name} has no trace of application {producer!r} of {lake.url}, which"
+        " has written rows to it: it was created again, or what it remembers of batches was"
+        " removed.",
+        "Restore the table that was written. Or let the next run write to this one as it is:"
+        f" {_describe_recreation(table.name)}",
         table=table.name,
         loss="replaced",
     )
 
 
 def _describe_recreation(name: str) -> str:
-    """Return how to go on with a new table, or one that somebody else has created."""
-    table = shlex.quote(name)
+    """Return the commands that let the next run go on with another table, and fill it."""
     return (
-        f"Or let the next run create it, or take it as it is: adjunct table allow-recreate {table}."
-        " To send the earlier records again, too, before that run: adjunct startpoint set"
-        " MODULE:APP STREAM --oldest --reason REASON."
+        f"adjunct table allow-recreate {shlex.quote(name)}. Before that run, a startpoint sends the"
+        " earlier records again: adjunct startpoint set MODULE:APP STREAM --oldest --reason REASON."
     )

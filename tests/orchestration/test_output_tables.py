@@ -662,6 +662,7 @@ def test_a_run_killed_at_any_request_remembers_a_table_with_rows(
         world.run(app)
         assert target.ids() == expected(*(record["id"] for record in world.rows("orders")))
         send(world, 1000 + nth)
+    send(world, 2000)
     restore = target.drop()
     with pytest.raises(errors.TableNotFoundError):
         world.run(app)
