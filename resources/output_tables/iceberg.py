@@ -247,9 +247,14 @@ class IcebergOutput(TableOutput):
         reply may have been lost. None if it has not.
 
         If the table can't be read either, the batch is run again, and looks first. Raises
-        TableError for a table that has become another one meanwhile.
+        TableError for a table that has become another one meanwhile, and the errors of the batch's
+        `check_first` for one that is gone.
         """
-        landed = _find_commit(catalog.load_table(self.table.identifier), batch, commit)
+        table = self._load(catalog)
+        if table is None:
+            batch.check_first(False)
+            return None
+        landed = _find_commit(table, batch, commit)
         if landed is None and isinstance(error, ValueError):  # as PyIceberg raises for such a table
             raise _changed_error(self.name, error) from error
         return landed

@@ -4,6 +4,7 @@ PyIceberg with a SQLite catalogue and delta-rs, compared with plain Python.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -620,6 +621,37 @@ def test_a_table_that_goes_while_a_batch_is_computed_is_not_created_again(
     with pytest.raises(errors.TableNotFoundError):
         world.run(app, on_event=drop)
     assert not target.exists()
+
+
+def test_a_table_that_goes_while_a_batch_is_committed_is_not_created_again(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target)
+    send(world, *range(20))
+    world.run(app)
+    send(world, *range(20, 40))
+    restored: list[Callable[[], object]] = []
+    commit = SqlCatalog.commit_table if target.kind == "iceberg" else write_deltalake
+
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        if not restored:
+            restored.append(target.drop())
+        return commit(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if target.kind == "iceberg":
+            patch.setattr(SqlCatalog, "commit_table", meanwhile)
+        else:
+            patch.setattr(deltalake, "write_deltalake", meanwhile)
+        with pytest.raises(errors.TableNotFoundError) as caught:
+            world.run(app)
+    assert caught.value.table == target.table.name
+    assert not target.exists()
+    if target.kind == "delta":  # delta-rs has written a file that belongs to no table
+        shutil.rmtree(target.folder / "delta")
+    restored[0]()
+    world.run(app)
+    assert target.ids() == expected(*range(40))
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
