@@ -35,6 +35,7 @@ from dagster_adjunct.orchestration.application.table_registry import (
     reset_table,
 )
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, asset_subject
+from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.planner.planned import PlannedOutputTable
 from dagster_adjunct.orchestration.planner.planner import compare_output_tables, plan_application
 from dagster_adjunct.orchestration.step.step import run_step
@@ -728,6 +729,22 @@ def test_no_other_application_creates_a_table_that_is_gone(
         world.run(other)
     restore()
     assert target.ids() == expected(*range(20))
+
+
+def test_a_plan_of_a_renamed_application_finds_its_batches_and_misses_a_table(
+    world: StepWorld, target: Target
+) -> None:
+    send(world, *range(20))
+    world.run(declare(target))
+    rename_application(world.lake, "enrich", "refine", reason="test", by="test")
+    app = Application("refine", engine="auto")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    orders.with_columns(twice="id * 2").send_to(app.output_table(target.table))
+    planned = plan_application(app, systems=world.systems)
+    compare_output_tables(app, planned, world.lake, writes_as="enrich")
+    target.drop()
+    with pytest.raises(errors.PlanningError):
+        compare_output_tables(app, planned, world.lake, writes_as="enrich")
 
 
 @pytest.mark.parametrize("target", ["delta"], indirect=True)
