@@ -22,11 +22,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.written_tables import (
+    is_output_table,
+    list_known_tables,
+    table_log,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.operators.updates import TableSend, Update
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.table_backends.columns import (
@@ -49,7 +53,6 @@ from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 from dagster_adjunct.resources.threads import LoopThread, call_in_threads, run_blocking
 from dagster_adjunct.resources.times import subtract_span
 
-KIND = "table"
 # Commits of a table, after which those older than _KEPT are deleted: each run makes some.
 _PRUNED_EVERY = 100
 _KEPT = timedelta(days=7)
@@ -275,7 +278,7 @@ class RegisteredTables:
         self, table: _Table, loss: Loss, now: Presence, before: Presence
     ) -> errors.TableNotFoundError:
         """Return the error for a table that its store has lost."""
-        current = _log(self._lake, table.name).current()
+        current = table_log(self._lake, table.name).current()
         written_as = table.place if current is None else _place_of(current.body["function"])
         return _loss_error(self._lake.url, table, loss, now, before, written_as)
 
@@ -283,7 +286,7 @@ class RegisteredTables:
         """Return what the lake remembers of a table."""
         if table.declaration is None:
             return NO_TABLE
-        return _presence_in(await asyncio.to_thread(_log(self._lake, table.name).current))
+        return _presence_in(await asyncio.to_thread(table_log(self._lake, table.name).current))
 
     async def _store(self, table: _Table, now: Presence | None) -> None:
         """Store the declaration, and what its store says if that is known."""
@@ -295,7 +298,7 @@ class RegisteredTables:
             return _registration(current, declaration, now, is_written=table.has_begun)
 
         def store() -> None:
-            log = _log(self._lake, table.name)
+            log = table_log(self._lake, table.name)
             commit = log.transact(decide, by=self._by)
             if commit is not None and commit.number % _PRUNED_EVERY == 0:
                 old = log.list_old_manifests(subtract_span(self._lake.now(), _KEPT))
@@ -507,26 +510,34 @@ def read_table_notes(lake: Lake, app: Application) -> list[str]:
 
 
 def reset_table(lake: Lake, name: str, *, by: str, reason: str) -> None:
-    """Forget what a table's store said, so that the next run may create or accept it; the store
-    is left unchanged, and the lake records who did it and why. Raises ConfigurationError for a
-    table that the lake does not know.
+    """Forget what a table's store said, or which applications have written an output table, so that
+    the next run may create or accept it; the table is left unchanged, and the lake records who did
+    it and why. Raises ConfigurationError for a table that the lake does not know.
     """
+    forgotten: dict[str, Any] = {"presence": None}
+    if is_output_table(name):
+        forgotten = {"writers": []}
 
     def decide(current: Commit | None) -> dict[str, Any]:
         if current is None:
             raise _unknown_table_error(lake, name)
         reset = {"at": lake.now().isoformat(), "by": by, "reason": reason}
-        return {**current.body, "presence": None, "reset": reset}
+        return {**current.body, **forgotten, "reset": reset}
 
-    _log(lake, name).transact(decide, by=by)
+    table_log(lake, name).transact(decide, by=by)
 
 
 def open_registered_table(lake: Lake, name: str) -> AnyTable:
     """Return the registered table of this name, for reading; it connects when it is first used.
 
-    Raises ConfigurationError for a table that the lake does not know, and MalformedDocumentError.
+    Raises ConfigurationError for an output table and for one that the lake does not know, and
+    MalformedDocumentError.
     """
-    commit = _log(lake, name).current()
+    if is_output_table(name):
+        problem = f"{name} is an output table: its records have no key to look them up by."
+        step = "Read it with any engine that reads Iceberg or Delta tables."
+        raise errors.ConfigurationError(problem, step, table=name)
+    commit = table_log(lake, name).current()
     if commit is None:
         raise _unknown_table_error(lake, name)
     try:
@@ -545,18 +556,13 @@ def open_registered_table(lake: Lake, name: str) -> AnyTable:
 
 def _unknown_table_error(lake: Lake, name: str) -> errors.ConfigurationError:
     """Return the error for a table that the lake does not know, with those that it knows."""
-    known = sorted({info.key.split("/")[1] for info in lake.store.list("tables/")})
+    known = list_known_tables(lake)
     problem = (
         f"no application of {lake.url} has written a table {name!r}; known are"
         f" {', '.join(known) or 'none'}."
     )
     step = "Check the name; a table is known once an application that writes it has run."
     return errors.ConfigurationError(problem, step, table=name)
-
-
-def _log(lake: Lake, name: str) -> CommitLog:
-    """Return the commit log of a table in the lake."""
-    return lake.commit_log(f"tables/{check_name('table', name)}", KIND)
 
 
 def check_stores(app: Application) -> None:

@@ -110,7 +110,7 @@ def plan(
     if lake.exists():
         writes_as = application_state(lake, app.name).names.writes_as
     planned = plan_application(app, systems=systems, writes_as=writes_as)
-    planned = compare_output_tables(app, planned)
+    planned = compare_output_tables(app, planned, lake, writes_as=writes_as)
     lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
     if not verify:  # with --verify Spark parses all SQL itself
         check_syntax(app)

@@ -122,8 +122,8 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
 @audit_options
 @lake_options()
 def allow_recreate(lake: Lake, name: str, reason: str, by: str) -> None:
-    """Let the next run create a table that is gone, or accept one that was replaced or restored.
-    Deletes nothing.
+    """Let the next run create a remote or output table that is gone, or accept one that was
+    replaced or restored. Deletes nothing.
     """
     reset_table(lake, name, by=by, reason=reason)
     output.show_json({"table": name, "forgotten": True, "by": by, "reason": reason})

@@ -18,6 +18,7 @@ import dagster as dg
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset, QuerySource
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.written_tables import table_prefix
 from dagster_adjunct.orchestration.code_location.sensor_ticks import Tick, digest
 from dagster_adjunct.resources.errors import AdjunctError, PermanentError
 from dagster_adjunct.resources.file_streams.streams import FileStreams
@@ -130,7 +131,8 @@ def read_store(lake: Lake, app: Application) -> str:
     facts: dict[str, Any] = {
         "application": _etag(lake, f"{lake.application_prefix(app.name)}/CURRENT")
     }
-    facts["tables"] = [_etag(lake, f"tables/{name}/CURRENT") for name in sorted(app.tables)]
+    tables = sorted({*app.tables, *app.output_tables})
+    facts["tables"] = [_etag(lake, f"{table_prefix(name)}/CURRENT") for name in tables]
     stored = open_startpoints(lake, app).read()
     facts["startpoints"] = sorted(request.id for request in stored.waiting)
     for dataset in app.datasets:

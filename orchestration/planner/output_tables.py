@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import OutputTable
+from dagster_adjunct.orchestration.application.written_tables import check_not_lost
 from dagster_adjunct.orchestration.operators.columns import is_own
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
@@ -17,9 +18,11 @@ from dagster_adjunct.resources.errors import (
     PermanentError,
     PlanningError,
     StreamNotFoundError,
+    TableNotFoundError,
     TransientError,
 )
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.output_tables.batches import OutputColumns
 from dagster_adjunct.resources.output_tables.opening import open_output
 from dagster_adjunct.resources.schemas.schema import Field, Schema
@@ -82,16 +85,20 @@ def _list_writers(lake: LakeStreams, stream: str) -> list[str]:
 
 
 def compare_output_table(
-    app: Application, planned: PlannedOutputTable, columns: Columns
+    app: Application, planned: PlannedOutputTable, columns: Columns, lake: Lake, producer: str
 ) -> PlannedOutputTable:
     """Return a send with what its next commit would create or change, or why that is not known.
 
-    `columns` are those of the records. Raises PlanningError if the table can't take them.
+    `columns` are those of the records, and `producer` is how the table knows the application.
+    Raises PlanningError if the table can't take the records, or is lost (`check_not_lost`).
     """
     output = app.output_tables[planned.table]
     opened = open_output(output.table)
     try:
         stored = opened.stored_columns()
+        check_not_lost(lake, opened, producer)
+    except TableNotFoundError as error:
+        raise _planning_error(planned, error) from error
     except AdjunctError as error:
         return replace(planned, unchecked=f"{error.problem} {error.next_step}")
     unknown = _describe_unknown(columns)
@@ -101,14 +108,17 @@ def compare_output_table(
         return replace(planned, changes=("the table is created",), unchecked=unknown)
     try:
         sent = OutputColumns(_to_schema(columns), output.hidden, output.changes)
-        return replace(planned, changes=tuple(opened.check(sent, app.name)))
+        return replace(planned, changes=tuple(opened.check(sent, producer)))
     except TransientError as error:
         return replace(planned, unchecked=f"{error.problem} {error.next_step}")
     except PermanentError as error:
-        problem = f"{planned.operator}: {error.problem}"
-        raise PlanningError(
-            problem, error.next_step, operator=planned.operator, table=planned.table
-        ) from error
+        raise _planning_error(planned, error) from error
+
+
+def _planning_error(planned: PlannedOutputTable, error: AdjunctError) -> PlanningError:
+    """Return the error for a table that does not take a send."""
+    problem = f"{planned.operator}: {error.problem}"
+    return PlanningError(problem, error.next_step, operator=planned.operator, table=planned.table)
 
 
 def _list_sends(app: Application) -> Iterator[tuple[Operator, OutputTable]]:

@@ -74,6 +74,7 @@ from dagster_adjunct.orchestration.planner.planned import (
     PlannedEngine,
     PlannedLateData,
     PlannedOperator,
+    PlannedOutputTable,
     SparkNeed,
 )
 from dagster_adjunct.orchestration.planner.restatement_costs import with_costs
@@ -189,15 +190,22 @@ def plan_application(
 
 
 @_in_words_of_source
-def compare_output_tables(app: Application, plan: ExecutionPlan) -> ExecutionPlan:
+def compare_output_tables(
+    app: Application, plan: ExecutionPlan, lake: Lake, *, writes_as: str | None = None
+) -> ExecutionPlan:
     """Return the plan with what the next commits would change in the application's output tables.
 
-    Opens their catalogues and stores. Raises PlanningError for a table that can't take the records.
+    Opens their catalogues and stores. `writes_as` is the former name of a renamed application.
+    Raises PlanningError for a table that can't take the records, and for one that the application
+    has written and that is gone, or is another one.
     """
-    compared = map_in_threads(
-        lambda planned: compare_output_table(app, planned, plan.columns[planned.operator]),
-        plan.output_tables,
-    )
+    producer = writes_as or app.name
+
+    def compare(planned: PlannedOutputTable) -> PlannedOutputTable:
+        columns = plan.columns[planned.operator]
+        return compare_output_table(app, planned, columns, lake, producer)
+
+    compared = map_in_threads(compare, plan.output_tables)
     return replace(plan, output_tables=tuple(compared))
 
 

@@ -264,9 +264,8 @@ def describe_open_batch(application: str, previews: Iterable[Preview]) -> list[s
             named.append("…")
         lines.append(
             f"if batch {number} is abandoned instead (adjunct checkpoint abandon {application}"
-            f" --reason …), no run reads {total:,} offsets that it gives back and that are before the"
-            " startpoint:"
-            f" {', '.join(named)}"
+            f" --reason …), no run reads {total:,} offsets that it gives back and that are before"
+            f" the startpoint: {', '.join(named)}"
         )
     return lines
 

@@ -12,6 +12,10 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
+from dagster_adjunct.orchestration.application.written_tables import (
+    check_first_batch,
+    remember_writer,
+)
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
 from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
@@ -34,7 +38,12 @@ from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.output_tables.batches import CommittedBatch, OutputBatch, lake_number
+from dagster_adjunct.resources.output_tables.batches import (
+    CommittedBatch,
+    OutputBatch,
+    TableOutput,
+    lake_number,
+)
 from dagster_adjunct.resources.output_tables.opening import open_output
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import arrow_type
@@ -345,7 +354,10 @@ class WrittenOutputs(Generic[Frame]):
     # -- output tables
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
-        """Append records to an output table in one commit, unless it has this batch already."""
+        """Append records to an output table in one commit, unless it has this batch already.
+
+        Raises TableNotFoundError for a table that was written and is gone or is another one.
+        """
         planned = self.planned
         sent = SentRows.of(planned, operator, table)
         output = open_output(planned.app.output_tables[table].table)
@@ -357,6 +369,7 @@ class WrittenOutputs(Generic[Frame]):
             self.frames.count(frame)  # counts upstream complete once their records are consumed
             counters = {"rows": found.rows or 0, "duplicate_batches": 1}
             self.counts.count(table, counters)
+            self._remember_writer(output)
             return
         fence = planned.context.fence
         rows = sent.shape(self.writes.fetch(operator, frame, sent.sources))
@@ -369,12 +382,31 @@ class WrittenOutputs(Generic[Frame]):
             replaces=sent.replaces(),
             before_commit=fence.check if fence is not None else lambda: None,
             lake=lake,
+            check_first=self._check_first(output),
         )
         done = output.commit(batch)
+        if rows.num_rows:
+            self._remember_writer(output)
         counters = {"rows": rows.num_rows, "duplicate_batches": int(done.duplicate)}
         if sent.dropped:
             counters["dropped_tombstones"] = sent.dropped
         self.counts.count(table, counters)
+
+    def _check_first(self, output: TableOutput) -> Callable[[bool], None]:
+        """Return what checks that the batch may be the first one of a table."""
+        context = self.planned.context
+
+        def check(exists: bool) -> None:
+            check_first_batch(context.lake, output, context.writer, exists=exists)
+
+        return check
+
+    def _remember_writer(self, output: TableOutput) -> None:
+        """Remember, once a step, that the table has rows of this application."""
+        context = self.planned.context
+        if output.name not in context.remembered:
+            remember_writer(context.lake, output, context.writer, by=context.run)
+            context.remembered.add(output.name)
 
     # -- remote tables
 

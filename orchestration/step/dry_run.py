@@ -25,6 +25,7 @@ from dagster_adjunct.assets.sources.entries import (
     entries_from_frame,
 )
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.written_tables import check_not_lost
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
@@ -186,11 +187,15 @@ class CheckedOutputs(Generic[Frame]):
         return frame
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
-        """Check that an output table accepts the columns of the records; log how it will change."""
+        """Check that an output table is the one that was written, if any was, and accepts the
+        columns of the records; log how it will change.
+        """
         sent = SentRows.of(self.planned, operator, table)
         output = open_output(self.planned.app.output_tables[table].table)
         columns = sent.columns(self.frames.schema(frame))
-        for change in output.check(columns, self.planned.context.writer):
+        context = self.planned.context
+        check_not_lost(context.lake, output, context.writer)
+        for change in output.check(columns, context.writer):
             _log.info("%s: output table %s: %s", operator, table, change)
         self.inspect(operator, frame, placed=False)
 

@@ -116,7 +116,8 @@ class OutputBatch:
     `lake` is the number of the producer's lake (`lake_number`), 0 if it has none. `parts` returns
     the rows with exactly `columns`, again each time that it is called. Rows that earlier batches
     made of `replaces` are removed in the same commit. `before_commit` raises if the run may not
-    write any more.
+    write any more. `check_first` is called before the table gets the producer's first batch, and
+    before it is created, with whether it exists; it raises if there should be an earlier batch.
     """
 
     producer: str
@@ -127,6 +128,7 @@ class OutputBatch:
     replaces: Sequence[ReplacedRange] = ()
     before_commit: Callable[[], object] = field(default=lambda: None)
     lake: int = 0
+    check_first: Callable[[bool], object] = field(default=lambda exists: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ class TableOutput(ABC):
 
     name: str
     """The name of the table in plans and errors."""
+    place: str
+    """Where this process looks for the table: its name, or the absolute path of a folder."""
 
     @abstractmethod
     def stored_columns(self) -> Schema | None:

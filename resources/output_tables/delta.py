@@ -86,6 +86,10 @@ class DeltaOutput(TableOutput):
     def name(self) -> str:  # type: ignore[override]
         return self.table.name
 
+    @property
+    def place(self) -> str:  # type: ignore[override]
+        return delta_place(self.table.url)
+
     # -- what is there
 
     def stored_columns(self) -> Schema | None:
@@ -225,11 +229,15 @@ class DeltaOutput(TableOutput):
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
         """Return the batch if the table has it, else None. Raises ProducerConflictError as
-        `same_batch`, and ConfigurationError as `check_same_replay`.
+        `same_batch`, ConfigurationError as `check_same_replay`, and the errors of the batch's
+        `check_first`.
         """
         if table is None:
+            batch.check_first(False)
             return None
         found = _find_in(table, batch.producer, batch.number)
+        if found is None:
+            batch.check_first(True)
         same = same_batch(self.name, found, batch.producer, batch.number, batch.clock, batch.lake)
         if same is None:
             check_same_replay(self.name, found, batch.columns)

@@ -145,6 +145,10 @@ class IcebergOutput(TableOutput):
     def name(self) -> str:  # type: ignore[override]
         return self.table.name
 
+    @property
+    def place(self) -> str:  # type: ignore[override]
+        return self.table.name
+
     # -- what is there
 
     def stored_columns(self) -> Schema | None:
@@ -195,14 +199,17 @@ class IcebergOutput(TableOutput):
         except NoSuchTableError:
             return None
 
-    def _load_or_create(self, catalog: Catalog, columns: OutputColumns) -> Table:
-        """Return the table as it is now; create it, and its namespace, if there is none."""
+    def _load_or_create(self, catalog: Catalog, batch: OutputBatch) -> Table:
+        """Return the table as it is now; create it, and its namespace, if there is none and the
+        batch may be its producer's first one.
+        """
         from pyiceberg.exceptions import NoSuchNamespaceError
 
         table = self._load(catalog)
         if table is not None:
             return table
-        schema = _new_schema(columns)
+        batch.check_first(False)
+        schema = _new_schema(batch.columns)
         spec = _build_spec(self.table, schema)
         create = catalog.create_table_if_not_exists
         try:
@@ -221,7 +228,7 @@ class IcebergOutput(TableOutput):
         reason = ""
         for attempt in range(ATTEMPTS):
             with translate_client_errors(catalog.name):
-                table = self._load_or_create(catalog, batch.columns)
+                table = self._load_or_create(catalog, batch)
                 found = _find_same(table, batch, self.name)
             if found is not None:
                 return found
@@ -250,9 +257,14 @@ class IcebergOutput(TableOutput):
         reply may have been lost. None if it has not.
 
         If the table can't be read either, the batch is run again, and looks first. Raises
-        TableError for a table that has become another one meanwhile.
+        TableError for a table that has become another one meanwhile, and the errors of the batch's
+        `check_first` for one that is gone.
         """
-        landed = _find_commit(catalog.load_table(self.table.identifier), batch, commit)
+        table = self._load(catalog)
+        if table is None:
+            batch.check_first(False)
+            return None
+        landed = _find_commit(table, batch, commit)
         if landed is None and isinstance(error, ValueError):  # as PyIceberg raises for such a table
             raise _changed_error(self.name, error) from error
         return landed
@@ -389,9 +401,12 @@ def _find_in(table: Table, producer: str) -> CommittedBatch | None:
 
 def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | None:
     """Return the batch if the table has it, else None. Raises ProducerConflictError as
-    `same_batch`, and ConfigurationError as `check_same_replay`.
+    `same_batch`, ConfigurationError as `check_same_replay`, and the errors of the batch's
+    `check_first`.
     """
     found = _find_in(table, batch.producer)
+    if found is None:
+        batch.check_first(True)
     same = same_batch(name, found, batch.producer, batch.number, batch.clock, batch.lake)
     if same is None:
         check_same_replay(name, found, batch.columns)

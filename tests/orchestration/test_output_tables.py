@@ -4,6 +4,7 @@ PyIceberg with a SQLite catalogue and delta-rs, compared with plain Python.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,7 +31,12 @@ from dagster_adjunct import errors
 from dagster_adjunct.exchange import DeltaLakeTable, IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.lineage import find_outputs
+from dagster_adjunct.orchestration.application.table_registry import (
+    open_registered_table,
+    reset_table,
+)
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, asset_subject
+from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.planner.planned import PlannedOutputTable
 from dagster_adjunct.orchestration.planner.planner import compare_output_tables, plan_application
 from dagster_adjunct.orchestration.step.step import run_step
@@ -56,6 +62,7 @@ from dagster_adjunct.startpoints import (
 )
 from dagster_adjunct.testing import TestApplication, TestStream
 from tests.faulty_store import Crash, Fault
+from tests.orchestration.cli.commands import document
 from tests.orchestration.dagster.test_components import component
 from tests.orchestration.step_world import StepWorld
 from tests.servers.ports import free_port
@@ -66,6 +73,7 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
 
 DIED: Any = Crash
+WHY = ("--reason", "test", "--by", "test")
 REQUESTS = "dagster_adjunct.orchestration.startpoints.startpoints"
 _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 _NESTED = {"id": "bigint", "sku": "string", "at": "timestamp", "lines": [{"n": "int"}]}
@@ -112,6 +120,28 @@ class Target:
         if self.kind == "iceberg":
             return len(self.iceberg().snapshots())
         return len([entry for entry in self.delta().history() if entry["operation"] == "WRITE"])
+
+    def exists(self) -> bool:
+        return open_output(self.table).stored_columns() is not None
+
+    def drop(self) -> Callable[[], object]:
+        """Delete the table; return what restores it."""
+        if self.kind == "delta":
+            copy = self.folder / f"copy-{uuid4().hex}"
+            (self.folder / "delta").rename(copy)
+            return lambda: copy.rename(self.folder / "delta")
+        catalog = IcebergTable("shop.enriched", "adjunct").open()
+        metadata = self.iceberg().metadata_location
+        catalog.drop_table("shop.enriched")
+        return lambda: catalog.register_table("shop.enriched", metadata)
+
+    def create(self, columns: pa.Schema) -> None:
+        """Create an empty table as somebody else does."""
+        if self.kind == "delta":
+            write_deltalake(self.folder / "delta", columns.empty_table())
+        else:
+            catalog = IcebergTable("shop.enriched", "adjunct").open()
+            catalog.create_table("shop.enriched", columns)
 
     def append(self, rows: pa.Table) -> None:
         """Append as somebody else does."""
@@ -449,6 +479,10 @@ def test_a_history_that_changes_during_a_commit_is_an_error_of_ours_or_none(
             assert caught.value.table == target.table.name
         else:
             world.run(app)
+    if change == "replaced":
+        with pytest.raises(errors.TableReplacedError):
+            world.run(app)
+        reset_table(world.lake, target.table.name, by="test", reason="test")
     world.run(app)
     kept = range(40, 60) if change == "replaced" else [*range(20), *range(40, 60)]
     assert target.ids() == expected(*kept)
@@ -523,6 +557,242 @@ def test_a_batch_of_another_lake_is_refused_also_if_its_number_is_higher(
     assert output.commit(batch(2, "one")).duplicate
 
 
+# -- tables that are gone
+
+
+def plan(world: StepWorld, app: Application) -> Any:
+    return compare_output_tables(app, plan_application(app, systems=world.systems), world.lake)
+
+
+def test_a_table_that_is_gone_is_an_error_until_it_is_restored_or_may_be_created(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target)
+    name = target.table.name
+    send(world, *range(20))
+    world.run(app)
+    restore = target.drop()
+    send(world, *range(20, 40))
+    for _ in range(2):
+        with pytest.raises(errors.TableNotFoundError) as caught:
+            world.run(app)
+        assert not isinstance(caught.value, errors.TableReplacedError)
+        assert caught.value.table == name
+        with pytest.raises(errors.PlanningError) as planned:
+            plan(world, app)
+        assert planned.value.table == name
+        assert not target.exists()
+    restore()
+    plan(world, app)
+    world.run(app)
+    assert target.ids() == expected(*range(40))
+    target.drop()
+    document(world, "table", "allow-recreate", name, *WHY)
+    plan(world, app)
+    send(world, 41)
+    replay(world, app)
+    assert target.ids() == expected(*range(40), 41)
+    target.drop()
+    with pytest.raises(errors.PlanningError):
+        plan(world, app)
+
+
+def test_a_table_that_somebody_has_created_again_is_an_error_until_it_is_accepted(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target)
+    send(world, *range(20))
+    world.run(app)
+    columns = target.read().schema
+    target.drop()
+    target.create(columns)
+    send(world, *range(20, 40))
+    with pytest.raises(errors.TableReplacedError) as caught:
+        world.run(app)
+    assert (caught.value.table, caught.value.loss) == (target.table.name, "replaced")
+    with pytest.raises(errors.PlanningError):
+        plan(world, app)
+    assert target.ids() == []
+    document(world, "table", "allow-recreate", target.table.name, *WHY)
+    world.run(app)
+    assert target.ids() == expected(*range(20, 40))
+
+
+def test_a_table_that_goes_while_a_batch_is_computed_is_not_created_again(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target)
+    send(world, *range(20))
+    world.run(app)
+    send(world, *range(20, 40))
+
+    def drop(event: Any) -> None:
+        if event.what == "output":  # the batch has looked at the table
+            target.drop()
+
+    with pytest.raises(errors.TableNotFoundError):
+        world.run(app, on_event=drop)
+    assert not target.exists()
+
+
+def test_a_table_that_goes_while_a_batch_is_committed_is_not_created_again(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target)
+    send(world, *range(20))
+    world.run(app)
+    send(world, *range(20, 40))
+    restored: list[Callable[[], object]] = []
+    commit = SqlCatalog.commit_table if target.kind == "iceberg" else write_deltalake
+
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        if not restored:
+            restored.append(target.drop())
+        return commit(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if target.kind == "iceberg":
+            patch.setattr(SqlCatalog, "commit_table", meanwhile)
+        else:
+            patch.setattr(deltalake, "write_deltalake", meanwhile)
+        with pytest.raises(errors.TableNotFoundError) as caught:
+            world.run(app)
+    assert caught.value.table == target.table.name
+    assert not target.exists()
+    if target.kind == "delta":  # delta-rs has written a file that belongs to no table
+        shutil.rmtree(target.folder / "delta")
+    restored[0]()
+    world.run(app)
+    assert target.ids() == expected(*range(40))
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_killed_at_the_first_commit_leaves_no_claim_that_is_false_and_loses_nothing(
+    after: bool, is_dropped: bool, world: StepWorld, target: Target
+) -> None:
+    """Killed before or after the first commit to the table, so before the end of the batch."""
+    app = declare(target)
+    send(world, *range(20))
+    with pytest.MonkeyPatch.context() as patch:
+        Failure(1, lambda: Crash("commit"), after).install(target.kind, patch)
+        with pytest.raises(DIED):
+            world.run(app)
+    if is_dropped and target.exists():
+        target.drop()
+    world.run(app)
+    assert target.ids() == expected(*range(20))
+    target.drop()
+    send(world, *range(20, 40))
+    with pytest.raises(errors.TableNotFoundError):
+        world.run(app)
+
+
+def test_a_run_killed_at_any_request_remembers_a_table_with_rows(
+    world: StepWorld, target: Target
+) -> None:
+    """From the run's first request to the lake to its last: the next run fills the table, and the
+    run after that misses it.
+    """
+    app = declare(target)
+    send(world, *range(20))
+    for nth in range(1, 60, 3):
+        try:
+            world.killed_at(app, Fault("*", nth, "crash-after"))
+        except BaseException as error:
+            if isinstance(error, pytest.fail.Exception):
+                break  # the run ended before that request
+            raise
+        world.run(app)
+        assert target.ids() == expected(*(record["id"] for record in world.rows("orders")))
+        send(world, 1000 + nth)
+    send(world, 2000)
+    restore = target.drop()
+    with pytest.raises(errors.TableNotFoundError):
+        world.run(app)
+    restore()
+    world.run(app)
+    assert target.ids() == expected(*(record["id"] for record in world.rows("orders")))
+
+
+def test_a_table_that_never_got_rows_may_go(world: StepWorld, target: Target) -> None:
+    app = declare(target)
+    send(world, 0, 5, 10)
+    world.run(app)
+    if target.exists():
+        target.drop()
+    send(world, 1)
+    world.run(app)
+    assert target.ids() == [1]
+
+
+def test_no_other_application_creates_a_table_that_is_gone(
+    world: StepWorld, target: Target
+) -> None:
+    send(world, *range(20))
+    world.run(declare(target))
+    other = Application("other", engine="auto")
+    other.input_stream("lake.orders", default_offset="oldest").send_to(
+        other.output_table(target.table)
+    )
+    restore = target.drop()
+    with pytest.raises(errors.TableNotFoundError):
+        world.run(other)
+    restore()
+    assert target.ids() == expected(*range(20))
+
+
+def test_a_plan_of_a_renamed_application_finds_its_batches_and_misses_a_table(
+    world: StepWorld, target: Target
+) -> None:
+    send(world, *range(20))
+    world.run(declare(target))
+    rename_application(world.lake, "enrich", "refine", reason="test", by="test")
+    app = Application("refine", engine="auto")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    orders.with_columns(twice="id * 2").send_to(app.output_table(target.table))
+    planned = plan_application(app, systems=world.systems)
+    compare_output_tables(app, planned, world.lake, writes_as="enrich")
+    target.drop()
+    with pytest.raises(errors.PlanningError):
+        compare_output_tables(app, planned, world.lake, writes_as="enrich")
+
+
+@pytest.mark.parametrize("target", ["delta"], indirect=True)
+def test_a_run_in_another_folder_makes_no_second_table(
+    world: StepWorld, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [target.folder / "one", target.folder / "two"]
+    app = Application("enrich", engine="auto")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    orders.send_to(app.output_table(DeltaLakeTable("enriched")))
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.chdir(folders[0])
+    send(world, 1)
+    world.run(app)
+    monkeypatch.chdir(folders[1])
+    send(world, 2)
+    with pytest.raises(errors.TableNotFoundError) as caught:
+        world.run(app)
+    assert all(str(folder / "enriched") in str(caught.value) for folder in folders)
+    assert list(folders[1].iterdir()) == []
+    monkeypatch.chdir(folders[0])
+    world.run(app)
+    assert DeltaTable("enriched").to_pyarrow_table().num_rows == 2
+
+
+def test_commands_about_tables_know_output_tables(world: StepWorld, target: Target) -> None:
+    send(world, 1)
+    world.run(declare(target))
+    with pytest.raises(errors.ConfigurationError) as unknown:
+        reset_table(world.lake, "delta:elsewhere", by="test", reason="test")
+    assert target.table.name in unknown.value.problem
+    with pytest.raises(errors.ConfigurationError) as caught:
+        open_registered_table(world.lake, target.table.name)
+    assert caught.value.table == target.table.name
+
+
 # -- replays
 
 
@@ -591,7 +861,7 @@ def test_rows_without_source_positions_are_never_left_beside_a_replay_that_repla
     app = declare(target, on_replay="replace")
     plan = plan_application(app, systems=world.systems)
     with pytest.raises(errors.PlanningError, match='wrote with on_replay="append"'):
-        compare_output_tables(app, plan)
+        compare_output_tables(app, plan, world.lake)
     with pytest.raises(errors.ConfigurationError) as caught:
         replay(world, app)
     assert caught.value.argument == "on_replay"
@@ -608,7 +878,7 @@ def test_rows_without_an_epoch_are_never_left_beside_a_replay_that_appends(
     app = declare(target)
     plan = plan_application(app, systems=world.systems)
     with pytest.raises(errors.PlanningError):
-        compare_output_tables(app, plan)
+        compare_output_tables(app, plan, world.lake)
     with pytest.raises(errors.ConfigurationError) as caught:
         replay(world, app)
     assert caught.value.argument == "on_replay"
@@ -626,7 +896,9 @@ def test_a_replay_replaces_in_a_table_that_another_application_appends_to(
     orders.with_columns(twice="id * 2").send_to(other.output_table(target.table))
     world.run(other)
     app = declare(target, on_replay="replace")
-    (sent,) = compare_output_tables(app, plan_application(app, systems=world.systems)).output_tables
+    (sent,) = compare_output_tables(
+        app, plan_application(app, systems=world.systems), world.lake
+    ).output_tables
     assert sent.changes is not None
     assert {change.split()[0] for change in sent.changes} == {*POSITION}
     replay(world, app)  # its first batch is one that replaces
@@ -670,7 +942,9 @@ def test_a_plan_says_that_a_table_keeps_its_partitions(world: StepWorld, target:
     world.run(declare(target))
     target.by = ("id",)
     app = declare(target)
-    (sent,) = compare_output_tables(app, plan_application(app, systems=world.systems)).output_tables
+    (sent,) = compare_output_tables(
+        app, plan_application(app, systems=world.systems), world.lake
+    ).output_tables
     assert sent.changes == ("partitions stay by sku: partition_by=['id'] is for a new table",)
 
 
@@ -811,7 +1085,7 @@ def test_the_plan_says_what_the_first_commit_creates_or_changes(
     def compared(app: Application) -> Any:
         plan = plan_application(app, systems=world.systems)
         assert [sent.changes for sent in plan.output_tables] == [None]
-        again = compare_output_tables(app, plan)
+        again = compare_output_tables(app, plan, world.lake)
         assert again == plan
         (sent,) = again.output_tables
         assert not sent.unchecked
@@ -844,7 +1118,7 @@ def test_a_table_that_can_not_take_the_records_is_a_problem_of_the_plan(
     app.input_stream("lake.orders").map("sku as id").send_to(app.output_table(target.table))
     plan = plan_application(app, systems=world.systems)
     with pytest.raises(errors.PlanningError) as caught:
-        compare_output_tables(app, plan)
+        compare_output_tables(app, plan, world.lake)
     assert caught.value.operator == plan.output_tables[0].operator
     assert caught.value.table == target.table.name
 
@@ -863,7 +1137,7 @@ def test_a_plan_says_what_could_not_be_compared(
         table = DeltaLakeTable("s3://bucket/enriched")
     app = Application("enrich", engine="auto")
     app.input_stream("lake.orders").send_to(app.output_table(table))
-    plan = compare_output_tables(app, plan_application(app, systems=world.systems))
+    plan = compare_output_tables(app, plan_application(app, systems=world.systems), world.lake)
     (sent,) = plan.output_tables
     assert sent.changes is None
     assert "does not answer" in sent.unchecked
@@ -881,14 +1155,14 @@ def test_a_plan_says_of_which_columns_the_types_are_not_known(
         return made
 
     (sent,) = compare_output_tables(
-        app(), plan_application(app(), systems=world.systems)
+        app(), plan_application(app(), systems=world.systems), world.lake
     ).output_tables
     assert sent.changes == ("the table is created",)
     assert sent.unchecked
     send(world, 1)
     world.run(declare(target))
     (sent,) = compare_output_tables(
-        app(), plan_application(app(), systems=world.systems)
+        app(), plan_application(app(), systems=world.systems), world.lake
     ).output_tables
     assert sent.changes is None
     assert sent.unchecked
