@@ -128,7 +128,7 @@ def _replaced_error(lake: Lake, table: TableOutput, producer: str) -> errors.Tab
 def _describe_recreation(name: str) -> str:
     """Return the commands that let the next run go on with another table, and fill it."""
     return (
-        f"adjunct table allow-recreate {shlex.quote(name)} --reason …. Before that run, a startpoint"
-        " sends the earlier records again: adjunct startpoint set MODULE:APP STREAM --oldest"
-        " --reason …."
+        f"adjunct table allow-recreate {shlex.quote(name)} --reason …. Before that run, a"
+        " startpoint sends the earlier records again: adjunct startpoint set MODULE:APP STREAM"
+        " --oldest --reason …."
     )

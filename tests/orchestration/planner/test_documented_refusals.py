@@ -31,7 +31,7 @@ ELSEWHERE = {
     "graph.py, add": "an operator of one's own: docs/contributing/operators.md",
     ".py, compile:": "what only Spark knows, in a run",
     "lookup_join.py, check_stored_columns": "what only the store knows, in a run",
-    "output_tables.py, compare_output_table": "what only the store knows, which the command asks",
+    "output_tables.py, _planning_error": "what only the store knows, which the command asks",
     "records.py, _check_columns_unchanged": "what only Spark knows, in a run",
     "checking.py, check_select": "SQL of a dataset or a validator, whose pages have it",
     "planner.py, check_syntax": "what only Spark's parser knows, which the command asks",
