@@ -53,7 +53,7 @@ def list_known_tables(lake: Lake) -> list[str]:
 
 
 def remember_writer(lake: Lake, table: TableOutput, producer: str, *, by: str) -> None:
-    """Remember that a table has rows of an application."""
+    """Remember that a table has rows of an application; commits only what is not known yet."""
 
     def decide(current: Commit | None) -> dict[str, Any] | None:
         writers = sorted({*_writers_in(current), producer})

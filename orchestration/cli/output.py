@@ -319,17 +319,14 @@ def show_table(
     with_whole_paths = cells
     cells = _shorten_paths(columns, cells, path, [columns[at] for at in shown])
     width = natural_width([columns[at] for at in shown], columns, cells)
-    is_whole = wide or (width <= console.width and not own)
     if _needs_blocks(rows, width, own=own):
         _show_blocks(title, columns, rows)
         return
     table = Table()
+    is_whole = wide or (width <= console.width and not own)
     for at in shown:
-        no_wrap = is_whole or (at == 0 and not own)
-        justify = _justify(rows, at)
-        table.add_column(Text(columns[at]), justify=justify, overflow="fold", no_wrap=no_wrap)
-    for row in cells:
-        table.add_row(*[Text(row[at]) for at in shown])
+        _add_column(table, columns[at], rows, at, no_wrap=is_whole or (at == 0 and not own))
+    _add_rows(table, cells, shown)
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
     if wide:
         Console(width=max(console.width, width), quiet=console.quiet).print(table)
@@ -411,6 +408,20 @@ def _show_sentences(
                 sentences.append(f"{name}: {text}")
         if sentences:
             show_line(f"{columns[0]} {row[0]}: {', '.join(sentences)}".strip())
+
+
+def _add_rows(table: Table, cells: Iterable[Sequence[str]], shown: Sequence[int]) -> None:
+    """Add the shown cells of each row to a table."""
+    for row in cells:
+        table.add_row(*[Text(row[at]) for at in shown])
+
+
+def _add_column(
+    table: Table, name: str, rows: Sequence[Sequence[Any]], at: int, *, no_wrap: bool
+) -> None:
+    """Add the column for the cells `at` of the rows to a table."""
+    justify = _justify(rows, at)
+    table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=no_wrap)
 
 
 def _justify(rows: Sequence[Sequence[Any]], at: int) -> Literal["left", "right"]:

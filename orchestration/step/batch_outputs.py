@@ -402,11 +402,9 @@ class WrittenOutputs(Generic[Frame]):
         return check
 
     def _remember_writer(self, output: TableOutput) -> None:
-        """Remember, once a step, that the table has rows of this application."""
+        """Remember that the table has rows of this application."""
         context = self.planned.context
-        if output.name not in context.remembered:
-            remember_writer(context.lake, output, context.writer, by=context.run)
-            context.remembered.add(output.name)
+        remember_writer(context.lake, output, context.writer, by=context.run)
 
     # -- remote tables
 

@@ -446,8 +446,6 @@ class StepContext:
     - `writes_as`: the former name of a renamed application, which its outputs and state tables
       keep.
     - `earlier`: the report of the run's former steps, to which this step adds.
-    - `remembered`: the output tables of which the lake remembers that this application has written
-      them.
     """
 
     runtime: Runtime
@@ -462,7 +460,6 @@ class StepContext:
     open_tables: OpenTables = field(default_factory=OpenTables)
     writes_as: str | None = None
     earlier: StepReport | None = None
-    remembered: set[str] = field(default_factory=set)
 
     @property
     def lake(self) -> Lake:
