@@ -101,7 +101,6 @@ def test_a_mistake_is_reported_with_its_operator_and_leaves_no_batch(
     "describe",
     [
         lambda stream: stream.filter("coalesce(v, k) > array(v)"),
-        lambda stream: stream.with_columns(w="mask(array(v))"),
         lambda stream: stream.map(lambda frame: frame).filter("v > array(v)"),
     ],
 )

@@ -135,7 +135,7 @@ def test_startpoints_are_distinguished_and_never_change() -> None:
 def test_a_time_that_is_no_whole_number_of_milliseconds_is_refused() -> None:
     with pytest.raises(ConfigurationError) as failure:
         StartpointTimestamp(1.5)  # type: ignore[arg-type]
-    assert failure.value.facts == {"argument": "timestamp_ms"}
+    assert failure.value.argument == "timestamp_ms"
 
 
 # -- resolving
@@ -384,7 +384,7 @@ def test_a_number_that_is_written_in_another_way_is_no_offset(
 def test_what_is_no_startpoint_is_not_resolved(filled: LakeStreams, value: Any) -> None:
     with pytest.raises(ConfigurationError) as failure:
         resolve_startpoint_to_offset(filled, SSP, value)
-    assert failure.value.facts == {"argument": "startpoint"}
+    assert failure.value.argument == "startpoint"
 
 
 class Answering(LakeStreams):
