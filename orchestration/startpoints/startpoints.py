@@ -723,7 +723,7 @@ def request_startpoints(
     former = tuple(dict.fromkeys(held for held, _ in replaced))
     refusals = _find_refusals(previews, [] if replace else replaced)
     again = _list_ranges_read_again(previews)
-    refusals += _find_lasting_rows(asked, again)
+    refusals += _find_irreplaceable_rows(asked, again)
     notes = [f"would be rejected: {refusal}" for refusal in refusals]
     notes += describe_open_batch(app.name, previews)
     if not dry_run:
@@ -774,7 +774,9 @@ def _list_ranges_read_again(previews: Iterable[Preview]) -> Ranges:
     return ranges
 
 
-def _find_lasting_rows(asked: AskedApplication, ranges: Ranges) -> Iterator[ConfigurationError]:
+def _find_irreplaceable_rows(
+    asked: AskedApplication, ranges: Ranges
+) -> Iterator[ConfigurationError]:
     """Yield the error for records in these ranges whose rows in an output table could not be
     replaced.
     """
